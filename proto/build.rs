@@ -1,0 +1,14 @@
+//! Generates the types and services of `quartermaster.v1`; nothing generated is committed.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let files = [
+        "proto/quartermaster/v1/agent.proto",
+        "proto/quartermaster/v1/enrollment.proto",
+    ];
+    for file in files {
+        println!("cargo:rerun-if-changed={file}");
+    }
+    let descriptors = protox::compile(files, ["proto"])?;
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+    Ok(())
+}
