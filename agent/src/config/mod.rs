@@ -1,0 +1,25 @@
+//! containerd's configuration as a file of bytes: what it says, which edit adds our handler, and how that edit
+//! is taken out again.
+//!
+//! Everything here is pure. It knows nothing of a running daemon, of systemd or of where files lie on a host;
+//! it gets bytes and gives bytes, or a refusal in an operator's words.
+
+mod facts;
+mod insertion;
+mod plan;
+mod tree;
+mod undo;
+
+pub use facts::{ConfigFacts, Family, ImportedFile, Version};
+pub use insertion::{Handler, Piece, PieceKind};
+pub use plan::{ConfigEdit, Plan, Refusal, RefusalKind, plan};
+pub use undo::{EditRecord, Undo, undo};
+
+pub(crate) use facts::imports_of;
+
+#[cfg(test)]
+mod plan_tests;
+#[cfg(test)]
+mod property_tests;
+#[cfg(test)]
+mod undo_tests;

@@ -1,0 +1,2 @@
+//! The agent of Quartermaster.
+pub mod config;
