@@ -65,14 +65,8 @@ mod tests {
 
     #[test]
     fn reasons_read_as_the_api_conventions_ask() {
-        assert_eq!(
-            FailureReason::RehearsalFailed.camel_case(),
-            "RehearsalFailed"
-        );
-        assert_eq!(
-            FailureReason::NotForThisNode.camel_case(),
-            "NotForThisNode"
-        );
+        assert_eq!(FailureReason::RehearsalFailed.camel_case(), "RehearsalFailed");
+        assert_eq!(FailureReason::NotForThisNode.camel_case(), "NotForThisNode");
         assert_eq!(Stage::Rehearse.word(), "rehearse");
     }
 }

@@ -1,0 +1,73 @@
+//! What wakes the engine.
+
+use std::collections::BTreeMap;
+
+use quartermaster_proto::v1::provision_event::Event as StageEvent;
+use tonic::transport::Channel;
+
+use super::feeds::AgentPod;
+use super::writes::WriteError;
+use crate::node::{NodeFacts, Outcome, Work};
+use crate::prefetch::{DeploymentFacts, Pair, PrefetchFacts, PrefetchStatus};
+
+type Key = (String, String);
+
+/// A change of one kind of object.
+#[derive(Debug)]
+pub(super) enum Change<K, V> {
+    /// It is so now.
+    Set(K, V),
+    /// It is gone.
+    Gone(K),
+    /// These are all there are: the feed was listed, at its start or after it was lost.
+    Reset(BTreeMap<K, V>),
+}
+
+/// What wakes the engine.
+#[derive(Debug)]
+pub(super) enum Input {
+    Node(Change<String, NodeFacts>),
+    Prefetch(Change<Key, PrefetchFacts>),
+    Deployment(Change<Key, DeploymentFacts>),
+    /// Agent pods, by their own name.
+    Agent(Change<String, AgentPod>),
+    /// An agent was dialled.
+    Linked {
+        node: String,
+        pod_uid: String,
+        result: Result<Channel, String>,
+    },
+    /// An agent told of a stage of its work.
+    Stage {
+        node: String,
+        work: Work,
+        event: StageEvent,
+    },
+    /// An order came to its end.
+    Finished {
+        node: String,
+        work: Work,
+        outcome: Outcome,
+    },
+    /// An agent told of an image, by its normalised reference.
+    Image {
+        node: String,
+        image: String,
+        pair: Pair,
+    },
+    /// The stream of a pull came to its end, or was lost.
+    PullEnded {
+        node: String,
+        lost: bool,
+    },
+    /// Marks were written on a Node; what the API server answered.
+    NodeWritten {
+        node: String,
+        result: Result<NodeFacts, WriteError>,
+    },
+    /// The status of a Prefetch was written.
+    StatusWritten {
+        key: Key,
+        result: Result<PrefetchStatus, WriteError>,
+    },
+}

@@ -1,0 +1,123 @@
+//! What this process knows of a node beyond the Node object: its agent, and what is under way there.
+
+use std::net::SocketAddr;
+
+use jiff::{SignedDuration, Timestamp};
+use tonic::transport::Channel;
+
+use crate::node::{Attempt, Work};
+
+/// Pauses between dials: doubled from the first to the last.
+const FIRST_PAUSE: SignedDuration = SignedDuration::from_millis(20);
+const LAST_PAUSE: SignedDuration = SignedDuration::from_secs(2);
+
+/// Of one node.
+#[derive(Debug, Default)]
+pub(super) struct NodeRuntime {
+    pub agent: AgentLink,
+    pub attempt: Attempt,
+    /// The order about the runtime that is under way.
+    pub working: Option<Work>,
+    /// A pull is under way.
+    pub pulling: bool,
+    /// After a pull was lost, not before this time.
+    pub pull_not_before: Option<Timestamp>,
+    /// A write of marks is under way.
+    pub writing: bool,
+    /// After a write failed, not before this time.
+    pub write_not_before: Option<Timestamp>,
+    /// Marks that the end of an order asks for; kept until they are written.
+    pub owed: Option<Owed>,
+    /// What to remember of the attempt once they are written.
+    pub pending_attempt: Option<Attempt>,
+    /// An Event has told of it.
+    pub noticed: bool,
+    /// Since when an agent is awaited.
+    pub awaited_since: Option<Timestamp>,
+    /// Since when it has had no work.
+    pub idle_since: Option<Timestamp>,
+    /// When a restart of ours ended there.
+    pub restarted_at: Option<Timestamp>,
+    /// All images that are wanted on it are there, by its own mark.
+    pub settled: bool,
+}
+
+/// The end of an order that is not on the Node yet.
+#[derive(Debug, Clone)]
+pub(super) struct Owed {
+    pub work: Work,
+    pub outcome: crate::node::Outcome,
+}
+
+/// The way to the agent of a node.
+#[derive(Debug, Default)]
+pub(super) struct AgentLink {
+    /// Name and uid of its pod.
+    pub pod: Option<(String, String)>,
+    /// What is wrong with the pod.
+    pub trouble: Option<String>,
+    pub address: Option<SocketAddr>,
+    pub channel: Option<Channel>,
+    pub dialling: bool,
+    pub pause: Option<SignedDuration>,
+    pub not_before: Option<Timestamp>,
+}
+
+impl AgentLink {
+    /// The pod is another one, or none: what was known of the way to it is void.
+    pub(super) fn replace_pod(&mut self, pod: Option<(String, String)>) {
+        *self = Self {
+            pod,
+            // A dial that is under way reports with the old pod's uid and is not heeded.
+            ..Self::default()
+        };
+    }
+
+    /// Whether it should be dialled now.
+    pub(super) fn wants_dial(&self, now: Timestamp) -> Option<SocketAddr> {
+        let rested = self.not_before.is_none_or(|at| at <= now);
+        self.address
+            .filter(|_| self.channel.is_none() && !self.dialling && rested)
+    }
+
+    /// A dial failed; returns when to try again.
+    pub(super) fn failed(&mut self, now: Timestamp) -> Timestamp {
+        let pause = self
+            .pause
+            .map_or(FIRST_PAUSE, |pause| (pause * 2).min(LAST_PAUSE));
+        self.pause = Some(pause);
+        self.dialling = false;
+        let at = now + pause;
+        self.not_before = Some(at);
+        at
+    }
+}
+
+/// Of one Prefetch.
+#[derive(Debug, Default)]
+pub(super) struct PrefetchRuntime {
+    pub writing: bool,
+    pub computed_at: Option<Timestamp>,
+    pub written_at: Option<Timestamp>,
+    pub write_not_before: Option<Timestamp>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_between_dials_grow_to_two_seconds() {
+        let mut link = AgentLink {
+            address: Some(([127, 0, 0, 1], 7443).into()),
+            ..AgentLink::default()
+        };
+        let now = Timestamp::UNIX_EPOCH;
+        let pauses: Vec<i128> = (0..9)
+            .map(|_| link.failed(now).duration_since(now).as_millis())
+            .collect();
+        assert_eq!(pauses, [20, 40, 80, 160, 320, 640, 1280, 2000, 2000]);
+        assert_eq!(link.wants_dial(now), None);
+        assert!(link.wants_dial(now + LAST_PAUSE).is_some());
+    }
+}

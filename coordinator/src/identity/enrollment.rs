@@ -1,0 +1,234 @@
+//! Enrolment: an agent proves itself by its pod's token and gets a certificate for its node.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, PostParams};
+use quartermaster_proto::COMMAND_PORT;
+use quartermaster_proto::v1::enrollment_server::Enrollment;
+use quartermaster_proto::v1::{EnrollRequest, EnrollResponse};
+use tokio::sync::mpsc;
+use tonic::{Request, Response, Status};
+use tracing::{info, warn};
+
+use super::authority::Authority;
+
+/// The audience of the tokens that agents present.
+const AUDIENCE: &str = "quartermaster";
+const AGENT_ACCOUNT: &str = "quartermaster-agent";
+const CSR_LIMIT: usize = 8 * 1024;
+const TOKEN_LIMIT: usize = 16 * 1024;
+
+/// An agent that has just got its certificate and is about to take commands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Arrival {
+    /// Its node.
+    pub node: String,
+    /// `metadata.uid` of its pod.
+    pub pod_uid: String,
+    /// Where to dial it.
+    pub address: SocketAddr,
+}
+
+/// The enrolment service.
+pub struct Enroller {
+    /// What signs.
+    pub authority: Arc<Authority>,
+    /// For TokenReviews and pods.
+    pub client: kube::Client,
+    /// The coordinator's own namespace, in which agents run.
+    pub namespace: String,
+    /// Who wants to know of arrivals.
+    pub arrivals: mpsc::Sender<Arrival>,
+}
+
+#[tonic::async_trait]
+impl Enrollment for Enroller {
+    async fn enroll(&self, request: Request<EnrollRequest>) -> Result<Response<EnrollResponse>, Status> {
+        let remote = request.remote_addr();
+        let asked = request.into_inner();
+        if asked.csr_pem.len() > CSR_LIMIT || asked.token.len() > TOKEN_LIMIT {
+            return Err(Status::invalid_argument("the request or the token is too long"));
+        }
+        let user = self.review(&asked.token).await?;
+        let (pod_name, pod_uid) = pod_of(&user, &self.namespace).map_err(|why| denied(remote, &why))?;
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let pod = pods
+            .get_opt(&pod_name)
+            .await
+            .map_err(|error| unavailable(&error))?;
+        let node = node_of_token(pod.as_ref(), &pod_uid).map_err(|why| denied(remote, &why))?;
+        let certificate_pem = self
+            .authority
+            .sign_agent(&asked.csr_pem, &node)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        info!(node, pod = pod_name, "agent enrolled");
+
+        // The address is a hint that spares the wait for the kubelet's report of it. One that neither the
+        // connection nor the pod's status bears out is not dialled.
+        let claimed: Option<IpAddr> = asked.pod_ip.parse().ok();
+        let reported = pod
+            .and_then(|pod| pod.status)
+            .and_then(|status| status.pod_ip)
+            .and_then(|ip| ip.parse().ok());
+        if let Some(ip) = claimed.filter(|ip| Some(*ip) == remote.map(|r| r.ip()) || Some(*ip) == reported) {
+            let arrival = Arrival {
+                node,
+                pod_uid,
+                address: SocketAddr::new(ip, COMMAND_PORT),
+            };
+            // Full only when the engine is far behind, and then the watch of pods will tell it.
+            let _ = self.arrivals.try_send(arrival);
+        }
+        Ok(Response::new(EnrollResponse {
+            certificate_pem,
+            ca_pem: self.authority.certificate_pem().to_owned(),
+        }))
+    }
+}
+
+impl Enroller {
+    async fn review(&self, token: &str) -> Result<UserInfo, Status> {
+        let reviews: Api<TokenReview> = Api::all(self.client.clone());
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                token: Some(token.to_owned()),
+                audiences: Some(vec![AUDIENCE.to_owned()]),
+            },
+            ..TokenReview::default()
+        };
+        let status = reviews
+            .create(&PostParams::default(), &review)
+            .await
+            .map_err(|error| unavailable(&error))?
+            .status
+            .unwrap_or_default();
+        let for_us = status
+            .audiences
+            .is_some_and(|audiences| audiences.iter().any(|audience| audience == AUDIENCE));
+        match status.user {
+            Some(user) if status.authenticated == Some(true) && for_us => Ok(user),
+            _ => Err(denied(
+                None,
+                "the token is not valid for the audience quartermaster",
+            )),
+        }
+    }
+}
+
+/// The pod to which a token is bound, by name and uid.
+fn pod_of(user: &UserInfo, namespace: &str) -> Result<(String, String), String> {
+    let account = format!("system:serviceaccount:{namespace}:{AGENT_ACCOUNT}");
+    let name = user.username.as_deref().unwrap_or_default();
+    if name != account {
+        return Err(format!("the token is of {name}, not of {account}"));
+    }
+    let extra = |key: &str| {
+        let values = user.extra.as_ref().and_then(|extra| extra.get(key))?;
+        match values.as_slice() {
+            [value] => Some(value.clone()),
+            _ => None,
+        }
+    };
+    extra("authentication.kubernetes.io/pod-name")
+        .zip(extra("authentication.kubernetes.io/pod-uid"))
+        .ok_or_else(|| "the token is bound to no pod".to_owned())
+}
+
+/// The node for which the holder of a token that is bound to the pod of this uid may speak.
+/// A token outlives its pod for a while, so the pod is looked up and compared.
+pub fn node_of_token(pod: Option<&Pod>, token_uid: &str) -> Result<String, String> {
+    let pod = pod.ok_or("the pod of the token is gone")?;
+    if pod.metadata.uid.as_deref() != Some(token_uid) {
+        return Err("the pod of the token was replaced by another".to_owned());
+    }
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Err("the pod of the token is being deleted".to_owned());
+    }
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return Err("the pod of the token has ended".to_owned());
+    }
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.clone())
+        .filter(|node| !node.is_empty())
+        .ok_or_else(|| "the pod of the token is on no node".to_owned())
+}
+
+fn denied(remote: Option<SocketAddr>, why: &str) -> Status {
+    warn!(?remote, why, "enrolment refused");
+    Status::permission_denied(why)
+}
+
+fn unavailable(error: &kube::Error) -> Status {
+    Status::unavailable(format!("the API server can't be asked about the token: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(yaml: &str) -> Pod {
+        serde_yaml_ng::from_str(yaml).expect("a Pod")
+    }
+
+    #[test]
+    fn a_live_pod_speaks_for_its_own_node() {
+        let live =
+            pod("metadata: {uid: a}\nspec: {nodeName: worker-1, containers: []}\nstatus: {phase: Running}");
+        assert_eq!(node_of_token(Some(&live), "a").as_deref(), Ok("worker-1"));
+    }
+
+    #[test]
+    fn a_pod_that_is_gone_replaced_deleted_ended_or_unplaced_speaks_for_none() {
+        let spec = "spec: {nodeName: worker-1, containers: []}";
+        assert!(node_of_token(None, "a").is_err());
+        for yaml in [
+            format!("metadata: {{uid: b}}\n{spec}"),
+            format!("metadata: {{uid: a, deletionTimestamp: '2026-01-01T00:00:00Z'}}\n{spec}"),
+            format!("metadata: {{uid: a}}\n{spec}\nstatus: {{phase: Failed}}"),
+            "metadata: {uid: a}\nspec: {containers: []}".to_owned(),
+        ] {
+            assert!(node_of_token(Some(&pod(&yaml)), "a").is_err(), "{yaml}");
+        }
+    }
+
+    fn user(name: &str, extra: &[(&str, &str)]) -> UserInfo {
+        UserInfo {
+            username: Some(name.to_owned()),
+            extra: Some(
+                extra
+                    .iter()
+                    .map(|(key, value)| {
+                        (
+                            format!("authentication.kubernetes.io/{key}"),
+                            vec![(*value).to_owned()],
+                        )
+                    })
+                    .collect(),
+            ),
+            ..UserInfo::default()
+        }
+    }
+
+    #[test]
+    fn only_the_agents_own_account_enrols_and_only_from_a_pod() {
+        let agent = "system:serviceaccount:quartermaster:quartermaster-agent";
+        let bound = [("pod-name", "p"), ("pod-uid", "u")];
+        assert_eq!(
+            pod_of(&user(agent, &bound), "quartermaster"),
+            Ok(("p".into(), "u".into()))
+        );
+        for (name, extra) in [
+            ("system:serviceaccount:other:quartermaster-agent", &bound[..]),
+            ("system:serviceaccount:quartermaster:default", &bound[..]),
+            ("system:admin", &bound[..]),
+            (agent, &bound[..1]),
+        ] {
+            assert!(pod_of(&user(name, extra), "quartermaster").is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What the coordinator keeps of a Node object.
+
+use k8s_openapi::api::core::v1::Node;
+
+use super::marks::Marks;
+
+/// A Node, trimmed to what decisions need. A heartbeat that changes none of it wakes nobody.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.uid`: a Node of the same name that was made anew is another node.
+    pub uid: String,
+    /// The annotation `kwasm.sh/kwasm-node`, whatever its value.
+    pub intent: Option<String>,
+    /// The annotation `kwasm.sh/force-removal` is `true`.
+    pub force_removal: bool,
+    /// What we, or our predecessor, wrote on it.
+    pub marks: Marks,
+    /// `status.nodeInfo.bootID`.
+    pub boot_id: String,
+    /// `status.nodeInfo.machineID`.
+    pub machine_id: String,
+    /// `status.nodeInfo.operatingSystem`.
+    pub os: String,
+    /// `status.nodeInfo.containerRuntimeVersion`, such as `containerd://2.1.4`.
+    pub runtime: String,
+    /// Condition `Ready` is `True`.
+    pub ready: bool,
+    /// Carries the label or taint of a control-plane node.
+    pub control_plane: bool,
+    /// Of a kind on which no pod of a DaemonSet can ever run (virtual kubelets).
+    pub is_virtual: bool,
+}
+
+impl NodeFacts {
+    /// Reads the facts of a Node; anything that is absent is empty.
+    pub fn read(node: &Node) -> Self {
+        let meta = &node.metadata;
+        let annotation = |key: &str| meta.annotations.as_ref().and_then(|map| map.get(key)).cloned();
+        let label = |key: &str| meta.labels.as_ref().and_then(|map| map.get(key)).cloned();
+        let status = node.status.as_ref();
+        let info = status.and_then(|s| s.node_info.as_ref());
+        let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or(&[]);
+        let taints = node
+            .spec
+            .as_ref()
+            .and_then(|s| s.taints.as_deref())
+            .unwrap_or(&[]);
+        const CONTROL_PLANE: [&str; 2] = [
+            "node-role.kubernetes.io/control-plane",
+            "node-role.kubernetes.io/master",
+        ];
+        Self {
+            name: meta.name.clone().unwrap_or_default(),
+            uid: meta.uid.clone().unwrap_or_default(),
+            intent: annotation("kwasm.sh/kwasm-node"),
+            force_removal: annotation("kwasm.sh/force-removal").as_deref() == Some("true"),
+            marks: Marks::read(annotation, label, conditions),
+            boot_id: info.map(|i| i.boot_id.clone()).unwrap_or_default(),
+            machine_id: info.map(|i| i.machine_id.clone()).unwrap_or_default(),
+            os: info.map(|i| i.operating_system.clone()).unwrap_or_default(),
+            runtime: info
+                .map(|i| i.container_runtime_version.clone())
+                .unwrap_or_default(),
+            ready: conditions
+                .iter()
+                .any(|c| c.type_ == "Ready" && c.status == "True"),
+            control_plane: CONTROL_PLANE
+                .iter()
+                .any(|key| label(key).is_some() || taints.iter().any(|t| t.key == *key)),
+            is_virtual: label("type").as_deref() == Some("virtual-kubelet")
+                || taints.iter().any(|t| t.key.starts_with("virtual-kubelet.io/")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(yaml: &str) -> NodeFacts {
+        NodeFacts::read(&serde_yaml_ng::from_str(yaml).expect("a Node"))
+    }
+
+    #[test]
+    fn a_heartbeat_changes_no_fact() {
+        let with = |time: &str| {
+            node(&format!(
+                "metadata: {{name: a, uid: u, resourceVersion: '{}'}}\nstatus: {{conditions: [{{type: Ready, status: 'True', lastHeartbeatTime: '{time}'}}]}}",
+                time.len()
+            ))
+        };
+        assert_eq!(with("2026-01-01T00:00:00Z"), with("2026-01-01T00:00:10Z"));
+    }
+
+    #[test]
+    fn a_control_plane_node_is_known_by_label_or_taint() {
+        assert!(
+            node("metadata: {name: a, labels: {node-role.kubernetes.io/control-plane: ''}}").control_plane
+        );
+        assert!(
+            node("metadata: {name: a}\nspec: {taints: [{key: node-role.kubernetes.io/control-plane, effect: NoSchedule}]}")
+                .control_plane
+        );
+        assert!(!node("metadata: {name: a}").control_plane);
+    }
+
+    #[test]
+    fn only_the_exact_value_true_forces_a_removal() {
+        assert!(node("metadata: {name: a, annotations: {kwasm.sh/force-removal: 'true'}}").force_removal);
+        assert!(!node("metadata: {name: a, annotations: {kwasm.sh/force-removal: 'yes'}}").force_removal);
+    }
+}

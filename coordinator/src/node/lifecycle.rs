@@ -1,0 +1,409 @@
+//! The life of a node: what is wanted of it, what is observed, and the one step that comes next.
+
+use jiff::{SignedDuration, Timestamp};
+use quartermaster_proto::v1::{FailureReason, Stage};
+
+use super::facts::NodeFacts;
+use super::marks::{Marks, Restart, RestartKind};
+
+/// How long a summoned agent may take to come before the node's condition says so.
+const ARRIVAL: SignedDuration = SignedDuration::from_secs(120);
+/// How often a node whose handler is in use is asked again whether it still is.
+const IN_USE_RECHECK: SignedDuration = SignedDuration::from_secs(10);
+
+/// Everything that a decision about a node rests on.
+#[derive(Debug, Clone, Copy)]
+pub struct Situation<'a> {
+    /// The Node as it is.
+    pub node: &'a NodeFacts,
+    /// Every node is wanted, but those annotated `false`.
+    pub auto_provision: bool,
+    /// What nodes are provisioned with now.
+    pub spec_hash: &'a str,
+    /// An agent of the node takes commands.
+    pub agent_ready: bool,
+    /// Since when the agent has been awaited, and what its pod says is wrong.
+    pub awaited: Option<(Timestamp, Option<&'a str>)>,
+    /// How the last attempt ended, if it was not the end of the matter.
+    pub attempt: &'a Attempt,
+    /// The rollout lets this node restart its containerd now.
+    pub turn: bool,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What is remembered of the attempts at a node in this process. Losing it costs one more look.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Attempt {
+    /// All that disturbs nobody was done for this restart.
+    pub prepared: Option<RestartKind>,
+    /// When and after how many failures to try again.
+    pub retry: Option<Retry>,
+}
+
+/// When a failed attempt is repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retry {
+    /// Failures in a row.
+    pub failures: u32,
+    /// Not before this time.
+    pub not_before: Timestamp,
+}
+
+impl Retry {
+    /// The pause after one more failure: 10 s, doubled each time, 10 min at most.
+    pub fn after(previous: Option<Retry>, now: Timestamp) -> Self {
+        let failures = previous.map_or(0, |r| r.failures) + 1;
+        let seconds = (10_i64 << (failures - 1).min(6)).min(600);
+        Self {
+            failures,
+            not_before: now + SignedDuration::from_secs(seconds),
+        }
+    }
+}
+
+/// The next step of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeStep {
+    /// It is as it should be, or nobody wants anything of it.
+    Nothing,
+    /// It has work and no agent.
+    Summon,
+    /// Its agent was summoned and is on its way; with a reason once it is overdue.
+    AwaitAgent(Option<String>),
+    /// Bring these marks onto the node; decide again when they are there.
+    Mark(Marks),
+    /// Order this of its agent.
+    Order(Work, String),
+    /// All is prepared; its restart waits for the rollout.
+    AwaitTurn,
+    /// It is not Ready for a reason of its own; an edge wakes it.
+    AwaitReady,
+    /// It failed, or its handler is in use; try again then.
+    WaitUntil(Timestamp),
+    /// It cannot be served, and its condition says why.
+    Refused,
+}
+
+/// What an agent is ordered to do about the runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// All of an installation that disturbs nobody.
+    PrepareInstall,
+    /// The installation.
+    Install,
+    /// Run a module, change nothing.
+    Verify,
+    /// All of a removal that disturbs nobody; it fails while the handler is in use.
+    PrepareRemove,
+    /// The removal, over the heads of those who use the handler when `force`.
+    Remove {
+        /// Somebody asked for it by annotation.
+        force: bool,
+    },
+}
+
+/// Whether the node is to be able to run Wasm pods.
+pub fn wants_provisioning(intent: Option<&str>, auto_provision: bool) -> bool {
+    match intent {
+        Some("true") => true,
+        Some("false") => false,
+        _ => auto_provision,
+    }
+}
+
+/// The next step of a node on which no command and no write is under way. `new_id` is taken for a new command.
+pub fn decide(s: &Situation<'_>, new_id: &str) -> NodeStep {
+    if wants_provisioning(s.node.intent.as_deref(), s.auto_provision) {
+        decide_wanted(s, new_id)
+    } else if s.node.marks.any_of_provisioning() {
+        decide_unwanted(s, new_id)
+    } else {
+        NodeStep::Nothing
+    }
+}
+
+fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
+    let node = s.node;
+    let marks = &node.marks;
+    if let Some((reason, message)) = unservable(node) {
+        return refuse(s, reason, &message);
+    }
+    let same_machine = marks.spec_hash.as_deref() == Some(s.spec_hash)
+        && marks.verified_machine.as_deref() == Some(&node.machine_id);
+    let good = marks.restart.is_none() && marks.condition.as_ref().is_some_and(|c| c.status);
+    if same_machine && good && marks.verified_boot.as_deref() == Some(&node.boot_id) {
+        if marks.has_ready_labels(&node.name) && !is_removal_reason(marks) {
+            return NodeStep::Nothing;
+        }
+        let mut marks = marks.clone();
+        marks.set_ready_labels(&node.name);
+        marks.set_condition(true, "Provisioned", RUNS, s.now);
+        return NodeStep::Mark(marks);
+    }
+    if s.attempt.retry.is_none() && refused_before(marks) {
+        return NodeStep::Refused;
+    }
+    if let Some(step) = not_now(s) {
+        return step;
+    }
+    if let Some(restart) = &marks.restart {
+        return match restart.kind {
+            RestartKind::Install => NodeStep::Order(Work::Install, restart.id.clone()),
+            // It was wanted again in the middle of its removal: the end of that first, so that one
+            // command at a time touches the node.
+            RestartKind::Remove => NodeStep::Order(
+                Work::Remove {
+                    force: node.force_removal,
+                },
+                restart.id.clone(),
+            ),
+        };
+    }
+    if same_machine && good {
+        return NodeStep::Order(Work::Verify, new_id.to_owned());
+    }
+    if s.turn {
+        let mut marks = marks.clone();
+        marks.restart = Some(Restart {
+            kind: RestartKind::Install,
+            id: new_id.to_owned(),
+        });
+        if !marks.condition.as_ref().is_some_and(|c| c.status) {
+            marks.set_condition(
+                false,
+                "Installing",
+                "crun with WasmEdge is being installed",
+                s.now,
+            );
+        }
+        return NodeStep::Mark(marks);
+    }
+    if s.attempt.prepared == Some(RestartKind::Install) {
+        return NodeStep::AwaitTurn;
+    }
+    NodeStep::Order(Work::PrepareInstall, new_id.to_owned())
+}
+
+fn decide_unwanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
+    let node = s.node;
+    let marks = &node.marks;
+    if node.os != "linux" || node.is_virtual {
+        return NodeStep::Mark(marks.without_provisioning());
+    }
+    if let Some(step) = not_now(s) {
+        return step;
+    }
+    let force = node.force_removal;
+    match &marks.restart {
+        Some(restart) if restart.kind == RestartKind::Install => {
+            // Its installation may be under way: the same command again attaches to it, or ends it.
+            NodeStep::Order(Work::Install, restart.id.clone())
+        }
+        Some(restart) => NodeStep::Order(Work::Remove { force }, restart.id.clone()),
+        None if s.attempt.prepared != Some(RestartKind::Remove) => {
+            NodeStep::Order(Work::PrepareRemove, new_id.to_owned())
+        }
+        None if s.turn => {
+            let mut marks = marks.clone();
+            marks.provisioned = None;
+            marks.crun = None;
+            marks.restart = Some(Restart {
+                kind: RestartKind::Remove,
+                id: new_id.to_owned(),
+            });
+            marks.set_condition(false, "Removing", "crun with WasmEdge is being removed", s.now);
+            NodeStep::Mark(marks)
+        }
+        None => NodeStep::AwaitTurn,
+    }
+}
+
+const RUNS: &str = "a WebAssembly module ran through the handler crun";
+
+/// What keeps a node from being served at all, as far as its Node object tells.
+fn unservable(node: &NodeFacts) -> Option<(FailureReason, String)> {
+    let why = if node.is_virtual {
+        "no pod of a DaemonSet can run on a virtual node".to_owned()
+    } else if !node.os.is_empty() && node.os != "linux" {
+        format!("the node runs {}, and only linux is served", node.os)
+    } else if !node.runtime.is_empty() && !node.runtime.starts_with("containerd://") {
+        format!(
+            "the node's container runtime is {}, and only containerd is served",
+            node.runtime
+        )
+    } else {
+        return None;
+    };
+    Some((FailureReason::UnsupportedHost, why))
+}
+
+fn refuse(s: &Situation<'_>, reason: FailureReason, message: &str) -> NodeStep {
+    let mut marks = s.node.marks.clone();
+    marks.set_condition(false, &reason.camel_case(), message, s.now);
+    if marks == s.node.marks {
+        NodeStep::Refused
+    } else {
+        NodeStep::Mark(marks)
+    }
+}
+
+/// A refusal of the agent that only a change by an operator can lift. It is read back from the condition,
+/// so that a restart of the coordinator wakes no agent for it.
+fn refused_before(marks: &Marks) -> bool {
+    let Some(condition) = marks.condition.as_ref().filter(|c| !c.status) else {
+        return false;
+    };
+    [
+        FailureReason::UnsupportedHost,
+        FailureReason::UnsupportedConfiguration,
+        FailureReason::HandlerConflict,
+    ]
+    .iter()
+    .any(|reason| reason.camel_case() == condition.reason)
+        && marks.restart.is_none()
+}
+
+fn is_removal_reason(marks: &Marks) -> bool {
+    marks
+        .condition
+        .as_ref()
+        .is_some_and(|c| c.reason == "RemovalBlocked")
+}
+
+/// What stands between a node that has work and an order to its agent.
+fn not_now(s: &Situation<'_>) -> Option<NodeStep> {
+    if let Some(retry) = s.attempt.retry.filter(|r| r.not_before > s.now) {
+        return Some(NodeStep::WaitUntil(retry.not_before));
+    }
+    // A restart that we ordered may be why it is not Ready; everything else waits for its own end.
+    if !s.node.ready && s.node.marks.restart.is_none() {
+        return Some(NodeStep::AwaitReady);
+    }
+    if s.agent_ready {
+        return None;
+    }
+    Some(match s.awaited {
+        None => NodeStep::Summon,
+        Some((since, trouble)) if s.now.duration_since(since) >= ARRIVAL => {
+            NodeStep::AwaitAgent(Some(format!(
+                "no agent has come to the node within {} s: {}",
+                ARRIVAL.as_secs(),
+                trouble.unwrap_or("its pod was not started")
+            )))
+        }
+        Some(_) => NodeStep::AwaitAgent(None),
+    })
+}
+
+/// How an order ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// As ordered.
+    Done {
+        /// Boot in which it was done, as the agent read it.
+        boot_id: String,
+        /// Machine on which it was done.
+        machine_id: String,
+    },
+    /// Not done; with the agent's own words.
+    Failed {
+        /// Category.
+        reason: FailureReason,
+        /// What, where, why, and what to do.
+        message: String,
+        /// Where it failed.
+        stage: Stage,
+        /// Something had been changed and was put back.
+        rolled_back: bool,
+    },
+    /// The agent could not be asked, or the answer was lost: nobody knows.
+    Lost,
+}
+
+/// The marks that a node must carry after `work` ended with `outcome`, and what to remember of the attempt.
+pub fn conclude(
+    node: &NodeFacts,
+    work: Work,
+    outcome: &Outcome,
+    spec_hash: &str,
+    attempt: &Attempt,
+    now: Timestamp,
+) -> (Marks, Attempt) {
+    let mut marks = node.marks.clone();
+    match outcome {
+        Outcome::Done { boot_id, machine_id } => match work {
+            Work::PrepareInstall => (marks, prepared(RestartKind::Install)),
+            Work::PrepareRemove => (marks, prepared(RestartKind::Remove)),
+            Work::Install | Work::Verify => {
+                marks.spec_hash = Some(spec_hash.to_owned());
+                marks.verified_boot = Some(boot_id.clone());
+                marks.verified_machine = Some(machine_id.clone());
+                marks.restart = None;
+                marks.set_condition(true, "Provisioned", RUNS, now);
+                marks.set_ready_labels(&node.name);
+                (marks, Attempt::default())
+            }
+            Work::Remove { .. } => (marks.without_provisioning(), Attempt::default()),
+        },
+        // The restart stays recorded: the same command is sent again and attaches, or begins anew.
+        Outcome::Lost => (
+            marks,
+            Attempt {
+                retry: Some(Retry {
+                    failures: attempt.retry.map_or(0, |r| r.failures),
+                    not_before: now + SignedDuration::from_millis(500),
+                }),
+                ..attempt.clone()
+            },
+        ),
+        Outcome::Failed {
+            reason,
+            message,
+            rolled_back,
+            ..
+        } => {
+            let removing = matches!(work, Work::PrepareRemove | Work::Remove { .. });
+            if removing && !reason.is_transient() && marks.spec_hash.is_none() {
+                // Refused from the first: nothing of ours was ever there.
+                return (marks.without_provisioning(), Attempt::default());
+            }
+            marks.restart = None;
+            let mut retry = Retry::after(attempt.retry, now);
+            if *reason == FailureReason::HandlerInUse {
+                // Running pods select on the labels: a kubelet that restarts would reject them.
+                marks.set_ready_labels(&node.name);
+                marks.set_condition(true, "RemovalBlocked", message, now);
+                retry = Retry {
+                    failures: 0,
+                    not_before: now + IN_USE_RECHECK,
+                };
+            } else if *reason == FailureReason::Busy {
+                retry.not_before = now + SignedDuration::from_secs(2);
+            } else {
+                let message = if *rolled_back {
+                    format!("rolled back: {message}")
+                } else {
+                    message.clone()
+                };
+                marks.set_condition(false, &reason.camel_case(), &message, now);
+            }
+            let attempt = Attempt {
+                prepared: None,
+                retry: reason.is_transient().then_some(retry),
+            };
+            (marks, attempt)
+        }
+    }
+}
+
+fn prepared(kind: RestartKind) -> Attempt {
+    Attempt {
+        prepared: Some(kind),
+        retry: None,
+    }
+}
+
+#[cfg(test)]
+#[path = "lifecycle_tests.rs"]
+mod tests;

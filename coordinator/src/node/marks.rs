@@ -1,0 +1,392 @@
+//! What Quartermaster writes on a Node, and the writes that lead from what is there to what should be.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::NodeCondition;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+const AGENT: &str = "kwasm.sh/agent";
+const PROVISIONED: &str = "kwasm.sh/kwasm-provisioned";
+const CRUN: &str = "kwasm.sh/crun";
+const SPEC_HASH: &str = "kwasm.sh/spec-hash";
+const BOOT: &str = "kwasm.sh/verified-boot-id";
+const MACHINE: &str = "kwasm.sh/verified-machine-id";
+const RESTART: &str = "kwasm.sh/restart";
+const IMAGES: &str = "cache.techsquad.rocks/images-verified";
+const CONDITION: &str = "WasmRuntimeReady";
+
+/// Value of the label `kwasm.sh/agent` that the agent's DaemonSet selects.
+pub(crate) const SUMMONED: &str = "summoned";
+/// Value of the label `kwasm.sh/crun` that our RuntimeClasses select.
+const READY: &str = "ready";
+
+/// Labels, annotations and the condition that are ours on a Node. Reading them back is all the memory
+/// that the coordinator has.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// Label that brings an agent to the node.
+    pub agent: Option<String>,
+    /// Label that says done.
+    pub provisioned: Option<String>,
+    /// Label that RuntimeClasses select.
+    pub crun: Option<String>,
+    /// What the node was provisioned with.
+    pub spec_hash: Option<String>,
+    /// The boot in which a Wasm module ran.
+    pub verified_boot: Option<String>,
+    /// The machine on which it ran.
+    pub verified_machine: Option<String>,
+    /// A restart that was ordered and whose end is not known yet.
+    pub restart: Option<Restart>,
+    /// One hash over the images that were verified on the node, with boot and time.
+    pub images_verified: Option<String>,
+    /// Condition `WasmRuntimeReady`.
+    pub condition: Option<Condition>,
+}
+
+/// The condition `WasmRuntimeReady` of a Node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition {
+    /// `True` or `False`.
+    pub status: bool,
+    /// One word of the API conventions.
+    pub reason: String,
+    /// For a person; at most 1 KiB is written.
+    pub message: String,
+    /// Since when the status is as it is.
+    pub since: Timestamp,
+}
+
+/// A restart in flight, written before it is ordered so that a budget survives a change of leader.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Restart {
+    /// Why containerd is about to be restarted.
+    pub kind: RestartKind,
+    /// Id of the command, which a new leader sends again.
+    pub id: String,
+}
+
+/// Why containerd is restarted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RestartKind {
+    /// To put the handler in.
+    Install,
+    /// To take it out.
+    Remove,
+}
+
+/// The requests that bring a Node's marks from one state to another.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Writes {
+    /// Whole status that our field manager owns, for a server-side apply on the subresource.
+    pub status: Option<Value>,
+    /// Merge patch of labels and annotations.
+    pub metadata: Option<Value>,
+    /// Whether the status goes first: labels that invite pods are the last thing that is written, and the
+    /// first that is taken away.
+    pub status_first: bool,
+}
+
+impl Writes {
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.status.is_none() && self.metadata.is_none()
+    }
+}
+
+impl Marks {
+    /// Reads our marks; `annotation` and `label` look one up by its key.
+    pub fn read(
+        annotation: impl Fn(&str) -> Option<String>,
+        label: impl Fn(&str) -> Option<String>,
+        conditions: &[NodeCondition],
+    ) -> Self {
+        let condition = conditions
+            .iter()
+            .find(|c| c.type_ == CONDITION)
+            .map(|c| Condition {
+                status: c.status == "True",
+                reason: c.reason.clone().unwrap_or_default(),
+                message: c.message.clone().unwrap_or_default(),
+                since: c.last_transition_time.as_ref().map(|t| t.0).unwrap_or_default(),
+            });
+        Self {
+            agent: label(AGENT),
+            provisioned: label(PROVISIONED),
+            crun: label(CRUN),
+            spec_hash: annotation(SPEC_HASH),
+            verified_boot: annotation(BOOT),
+            verified_machine: annotation(MACHINE),
+            // One that cannot be read was not written by us; it is overwritten in due course.
+            restart: annotation(RESTART).and_then(|text| serde_json::from_str(&text).ok()),
+            images_verified: annotation(IMAGES),
+            condition,
+        }
+    }
+
+    /// Whether anything says that the node's containerd may hold something of ours.
+    pub fn any_of_provisioning(&self) -> bool {
+        self.provisioned.is_some()
+            || self.crun.is_some()
+            || self.spec_hash.is_some()
+            || self.verified_boot.is_some()
+            || self.verified_machine.is_some()
+            || self.restart.is_some()
+            || self.condition.is_some()
+    }
+
+    /// Takes away everything that provisioning put on the node, leaving agent and images.
+    pub fn without_provisioning(&self) -> Self {
+        Self {
+            agent: self.agent.clone(),
+            images_verified: self.images_verified.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Sets the condition, keeping its time while the status stays the same.
+    pub fn set_condition(&mut self, status: bool, reason: &str, message: &str, now: Timestamp) {
+        let since = match &self.condition {
+            Some(old) if old.status == status => old.since,
+            _ => now,
+        };
+        self.condition = Some(Condition {
+            status,
+            reason: reason.to_owned(),
+            message: cut(message, 1024),
+            since,
+        });
+    }
+
+    /// The labels that say that Wasm pods may come, in the form they have on the node `name`.
+    pub fn set_ready_labels(&mut self, name: &str) {
+        self.provisioned = Some(label_value(name));
+        self.crun = Some(READY.to_owned());
+    }
+
+    /// Whether both labels are as [`Marks::set_ready_labels`] makes them.
+    pub fn has_ready_labels(&self, name: &str) -> bool {
+        self.provisioned.as_deref() == Some(&label_value(name)) && self.crun.as_deref() == Some(READY)
+    }
+
+    /// The writes that lead from these marks to `wanted` on the Node of this name and uid.
+    pub fn writes_to(&self, wanted: &Self, name: &str, uid: &str) -> Writes {
+        let mut labels = Map::new();
+        let mut annotations = Map::new();
+        put(&mut labels, AGENT, &self.agent, &wanted.agent);
+        put(&mut labels, PROVISIONED, &self.provisioned, &wanted.provisioned);
+        put(&mut labels, CRUN, &self.crun, &wanted.crun);
+        put(&mut annotations, SPEC_HASH, &self.spec_hash, &wanted.spec_hash);
+        put(&mut annotations, BOOT, &self.verified_boot, &wanted.verified_boot);
+        put(
+            &mut annotations,
+            MACHINE,
+            &self.verified_machine,
+            &wanted.verified_machine,
+        );
+        put(
+            &mut annotations,
+            IMAGES,
+            &self.images_verified,
+            &wanted.images_verified,
+        );
+        let text = |restart: &Option<Restart>| {
+            restart
+                .as_ref()
+                .map(|r| json!({"kind": r.kind, "id": r.id}).to_string())
+        };
+        put(
+            &mut annotations,
+            RESTART,
+            &text(&self.restart),
+            &text(&wanted.restart),
+        );
+
+        let mut metadata = None;
+        if !labels.is_empty() || !annotations.is_empty() {
+            // The uid makes the API server refuse the patch for a Node that was made anew meanwhile.
+            let mut patch = json!({"metadata": {"uid": uid}});
+            if !labels.is_empty() {
+                patch["metadata"]["labels"] = Value::Object(labels);
+            }
+            if !annotations.is_empty() {
+                patch["metadata"]["annotations"] = Value::Object(annotations);
+            }
+            metadata = Some(patch);
+        }
+        let status = (self.condition != wanted.condition).then(|| {
+            let conditions: Vec<Value> = wanted
+                .condition
+                .iter()
+                .map(|c| {
+                    json!({
+                        "type": CONDITION,
+                        "status": if c.status { "True" } else { "False" },
+                        "reason": c.reason,
+                        "message": c.message,
+                        "lastTransitionTime": c.since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                    })
+                })
+                .collect();
+            json!({
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": name, "uid": uid},
+                "status": {"conditions": conditions},
+            })
+        });
+        Writes {
+            status,
+            metadata,
+            status_first: wanted.crun.is_some(),
+        }
+    }
+}
+
+fn put(map: &mut Map<String, Value>, key: &str, old: &Option<String>, new: &Option<String>) {
+    if old != new {
+        map.insert(key.to_owned(), new.as_ref().map_or(Value::Null, |v| json!(v)));
+    }
+}
+
+/// Cuts a text to at most `limit` bytes, at a character.
+fn cut(text: &str, limit: usize) -> String {
+    if text.len() <= limit {
+        return text.to_owned();
+    }
+    let mut end = limit - '…'.len_utf8();
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}…", &text[..end])
+}
+
+/// The value of `kwasm.sh/kwasm-provisioned` for a node: its name, or where that is longer than the 63
+/// characters of a label value its first 54, a dash and 8 hex digits of its SHA-256.
+pub fn label_value(node: &str) -> String {
+    if node.len() <= 63 {
+        return node.to_owned();
+    }
+    format!("{}-{}", &node[..54], &hex(&Sha256::digest(node))[..8])
+}
+
+/// Hash of what a node is provisioned with: the payload's version and the handler.
+pub fn spec_hash(version: &str) -> String {
+    hex(&Sha256::digest(format!(
+        "{version}\n{}",
+        quartermaster_proto::HANDLER
+    )))[..16]
+        .to_owned()
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready() -> Marks {
+        let mut marks = Marks {
+            spec_hash: Some("h".into()),
+            ..Marks::default()
+        };
+        marks.set_condition(true, "Provisioned", "", Timestamp::UNIX_EPOCH);
+        marks.set_ready_labels("worker-1");
+        marks
+    }
+
+    #[test]
+    fn equal_marks_write_nothing() {
+        assert!(ready().writes_to(&ready(), "worker-1", "u").is_empty());
+    }
+
+    #[test]
+    fn labels_that_invite_pods_are_written_after_the_condition() {
+        let writes = Marks::default().writes_to(&ready(), "worker-1", "u");
+        assert!(writes.status_first);
+        assert_eq!(
+            writes.metadata,
+            Some(json!({"metadata": {
+                "uid": "u",
+                "labels": {"kwasm.sh/kwasm-provisioned": "worker-1", "kwasm.sh/crun": "ready"},
+                "annotations": {"kwasm.sh/spec-hash": "h"},
+            }}))
+        );
+    }
+
+    #[test]
+    fn labels_that_invite_pods_are_taken_away_before_the_condition() {
+        let writes = ready().writes_to(&ready().without_provisioning(), "worker-1", "u");
+        assert!(!writes.status_first);
+        assert_eq!(
+            writes.metadata,
+            Some(json!({"metadata": {
+                "uid": "u",
+                "labels": {"kwasm.sh/kwasm-provisioned": null, "kwasm.sh/crun": null},
+                "annotations": {"kwasm.sh/spec-hash": null},
+            }}))
+        );
+        assert_eq!(
+            writes.status.expect("a status")["status"]["conditions"],
+            json!([])
+        );
+    }
+
+    #[test]
+    fn the_time_of_a_condition_moves_only_with_its_status() {
+        let mut marks = ready();
+        let later = Timestamp::from_second(100).expect("a time");
+        marks.set_condition(true, "Verified", "", later);
+        assert_eq!(
+            marks.condition.as_ref().map(|c| c.since),
+            Some(Timestamp::UNIX_EPOCH)
+        );
+        marks.set_condition(false, "Broken", "", later);
+        assert_eq!(marks.condition.map(|c| c.since), Some(later));
+    }
+
+    #[test]
+    fn a_long_node_name_becomes_a_label_value_of_63_characters() {
+        let name = "n".repeat(64);
+        let value = label_value(&name);
+        assert_eq!(value.len(), 63);
+        assert!(value.starts_with(&format!("{}-", "n".repeat(54))));
+        assert_eq!(label_value(&"n".repeat(63)), "n".repeat(63));
+    }
+
+    #[test]
+    fn a_message_is_cut_at_a_character() {
+        assert_eq!(cut("äöü", 5), "ä…");
+        assert_eq!(cut("abc", 5), "abc");
+    }
+
+    #[test]
+    fn a_restart_is_read_back_as_it_was_written() {
+        let restart = Restart {
+            kind: RestartKind::Remove,
+            id: "1".into(),
+        };
+        let wanted = Marks {
+            restart: Some(restart.clone()),
+            ..Marks::default()
+        };
+        let patch = Marks::default()
+            .writes_to(&wanted, "n", "u")
+            .metadata
+            .expect("a patch");
+        let text = patch["metadata"]["annotations"][RESTART]
+            .as_str()
+            .expect("a text")
+            .to_owned();
+        let read = Marks::read(|key| (key == RESTART).then(|| text.clone()), |_| None, &[]);
+        assert_eq!(read.restart, Some(restart));
+    }
+}

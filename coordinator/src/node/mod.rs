@@ -1,0 +1,17 @@
+//! Nodes: what is known of one, and what should happen to it next.
+//!
+//! Everything here is facts and pure decisions. It must not know a client, a clock or a socket: time and
+//! the state of agents come in as arguments, and what comes out is a value that the engine carries out.
+
+mod facts;
+mod lifecycle;
+mod marks;
+mod rollout;
+
+pub use facts::NodeFacts;
+pub use lifecycle::{
+    Attempt, NodeStep, Outcome, Retry, Situation, Work, conclude, decide, wants_provisioning,
+};
+pub use marks::{Condition, Marks, Restart, RestartKind, Writes, label_value, spec_hash};
+pub(crate) use marks::{SUMMONED, hex};
+pub use rollout::{Budget, admit};
