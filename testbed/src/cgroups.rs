@@ -52,8 +52,8 @@ impl Hierarchies {
     /// # Errors
     /// If no cgroup filesystem is mounted.
     pub fn of_host() -> Result<Self> {
-        let mountinfo = fs::read_to_string("/proc/self/mountinfo")
-            .context("can't read /proc/self/mountinfo")?;
+        let mountinfo =
+            fs::read_to_string("/proc/self/mountinfo").context("can't read /proc/self/mountinfo")?;
         Self::from_mountinfo(&mountinfo)
     }
 
@@ -276,8 +276,7 @@ fn inherit_cpuset(above: &Path, dir: &Path) -> Result<()> {
         }
         if fs::read_to_string(&path)?.trim().is_empty() {
             let inherited = fs::read_to_string(above.join(file))?;
-            fs::write(&path, inherited.trim())
-                .with_context(|| format!("can't set {}", path.display()))?;
+            fs::write(&path, inherited.trim()).with_context(|| format!("can't set {}", path.display()))?;
         }
     }
     Ok(())
@@ -290,7 +289,10 @@ fn hand_down(dir: &Path) -> Result<()> {
     for controller in offered.split_whitespace() {
         if V2_CONTROLLERS.contains(&controller) {
             fs::write(&file, format!("+{controller}")).with_context(|| {
-                format!("can't hand the controller {controller} down in {}", file.display())
+                format!(
+                    "can't hand the controller {controller} down in {}",
+                    file.display()
+                )
             })?;
         }
     }
@@ -341,10 +343,7 @@ mod tests {
                 },
             ]
         );
-        assert_eq!(
-            found.tracking().unwrap(),
-            Path::new("/sys/fs/cgroup/systemd")
-        );
+        assert_eq!(found.tracking().unwrap(), Path::new("/sys/fs/cgroup/systemd"));
     }
 
     #[test]

@@ -149,20 +149,10 @@ mod tests {
 
     #[test]
     fn the_most_specific_variable_names_the_cache() {
-        let all = [
-            ("TESTBED_CACHE", "/c"),
-            ("XDG_CACHE_HOME", "/x"),
-            ("HOME", "/h"),
-        ];
+        let all = [("TESTBED_CACHE", "/c"), ("XDG_CACHE_HOME", "/x"), ("HOME", "/h")];
         assert_eq!(root_with(&all), Path::new("/c"));
-        assert_eq!(
-            root_with(&all[1..]),
-            Path::new("/x/quartermaster-testbed")
-        );
-        assert_eq!(
-            root_with(&all[2..]),
-            Path::new("/h/.cache/quartermaster-testbed")
-        );
+        assert_eq!(root_with(&all[1..]), Path::new("/x/quartermaster-testbed"));
+        assert_eq!(root_with(&all[2..]), Path::new("/h/.cache/quartermaster-testbed"));
     }
 
     #[test]

@@ -54,8 +54,7 @@ impl Process {
     /// # Errors
     /// If the file can't be written.
     pub fn record(&self, path: &Path) -> Result<()> {
-        fs::write(path, serde_json::to_vec(self)?)
-            .with_context(|| format!("can't write {}", path.display()))
+        fs::write(path, serde_json::to_vec(self)?).with_context(|| format!("can't write {}", path.display()))
     }
 }
 

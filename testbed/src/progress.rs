@@ -46,9 +46,7 @@ impl Progress {
     /// Gives every event to `sink`.
     #[must_use]
     pub fn to(sink: impl Fn(&Event) + Send + Sync + 'static) -> Self {
-        Self {
-            sink: Box::new(sink),
-        }
+        Self { sink: Box::new(sink) }
     }
 
     /// Does a step of seconds at most and tells its time when it is done. A failed step is told by its error alone.

@@ -146,9 +146,7 @@ impl Tool {
         let mut child = command.spawn().map_err(start_error)?;
         let writer = match (self.input.clone(), child.stdin.take()) {
             // Its own thread: a child that prints before it has read all would block us both.
-            (Some(bytes), Some(mut stdin)) => {
-                Some(std::thread::spawn(move || stdin.write_all(&bytes)))
-            }
+            (Some(bytes), Some(mut stdin)) => Some(std::thread::spawn(move || stdin.write_all(&bytes))),
             _ => None,
         };
         let output = child.wait_with_output().map_err(start_error)?;
@@ -176,8 +174,6 @@ impl Tool {
 
     /// Runs it with all it says going to `log`.
     ///
-    /// It dies with the thread that runs it: a killed `up` leaves no build behind.
-    ///
     /// # Errors
     /// [`ToolError`]; a failure holds the log's last lines and its path.
     pub fn logged(self, log: &Path) -> Result<(), ToolError> {
@@ -195,7 +191,7 @@ impl Tool {
         writeln!(out, "+ {}", self.line()).map_err(log_error)?;
         let err = out.try_clone().map_err(log_error)?;
         let status = self
-            .bound_to_us()
+            .command()
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
@@ -228,14 +224,8 @@ impl Tool {
         self.what.clone().unwrap_or_else(|| self.line())
     }
 
+    /// The kernel ends it when the thread that runs it ends: a killed `up` leaves no build and no half-done push behind.
     fn command(&self) -> Command {
-        let mut command = Command::new(&self.args[0]);
-        command.args(&self.args[1..]);
-        self.place(&mut command);
-        command
-    }
-
-    fn bound_to_us(&self) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).args(&self.args);
         self.place(&mut command);

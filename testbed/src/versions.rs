@@ -47,8 +47,9 @@ pub struct Containerd {
     pub series: &'static str,
     /// Where it comes from.
     pub source: Source,
-    /// The shape of its configuration file.
-    pub config: Dialect,
+    /// Its configuration, as nodes of its kind have it: the sandbox image and the registry are the testbed's,
+    /// `SystemdCgroup` is on, and `restrict_oom_score_adj` too, for hosts that withhold CAP_SYS_RESOURCE.
+    pub config: &'static str,
 }
 
 /// Where a containerd comes from.
@@ -68,16 +69,7 @@ pub enum Source {
     },
 }
 
-/// The `version = …` of a containerd configuration, and the table names that go with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dialect {
-    /// `version = 2`, tables under `io.containerd.grpc.v1.cri`.
-    V2,
-    /// `version = 3`, tables under `io.containerd.cri.v1.runtime` and `….images`.
-    V3,
-}
-
-/// Every containerd that nodes can run. To add one, add a row.
+/// Every containerd that nodes can run. To add one, add a row and its configuration under `assets/containerd/`.
 pub const CONTAINERD: &[Containerd] = &[
     Containerd {
         series: "1.6",
@@ -85,7 +77,7 @@ pub const CONTAINERD: &[Containerd] = &[
             suite: "bookworm",
             version: "1.6.20~ds1-1+deb12u3",
         },
-        config: Dialect::V2,
+        config: include_str!("../assets/containerd/1.6.toml"),
     },
     Containerd {
         series: "1.7",
@@ -93,17 +85,17 @@ pub const CONTAINERD: &[Containerd] = &[
             suite: "trixie",
             version: "1.7.24~ds1-6+deb13u1",
         },
-        config: Dialect::V2,
+        config: include_str!("../assets/containerd/1.7.toml"),
     },
     Containerd {
         series: "2.1",
         source: Source::GoModule { version: "2.1.9" },
-        config: Dialect::V3,
+        config: include_str!("../assets/containerd/2.1.toml"),
     },
     Containerd {
         series: "2.4",
         source: Source::GoModule { version: "2.4.2" },
-        config: Dialect::V3,
+        config: include_str!("../assets/containerd/2.4.toml"),
     },
 ];
 

@@ -95,8 +95,7 @@ pub fn apply() -> Result<()> {
             set: set.clone(),
         });
         changes.write()?;
-        fs::write(&file, &set)
-            .with_context(|| format!("can't set {} to {set}", file.display()))?;
+        fs::write(&file, &set).with_context(|| format!("can't set {} to {set}", file.display()))?;
     }
     if let Hierarchies::V1(mounted) = Hierarchies::of_host()? {
         for (folder, options) in V1_MOUNTS {
@@ -106,8 +105,7 @@ pub fn apply() -> Result<()> {
             let target = Path::new("/sys/fs/cgroup").join(folder);
             changes.mounts.push(target.clone());
             changes.write()?;
-            fs::create_dir_all(&target)
-                .with_context(|| format!("can't make {}", target.display()))?;
+            fs::create_dir_all(&target).with_context(|| format!("can't make {}", target.display()))?;
             Tool::new("mount")
                 .args(["-t", "cgroup", "-o", options, "cgroup"])
                 .arg(&target)

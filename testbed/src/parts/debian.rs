@@ -13,8 +13,7 @@ use crate::versions;
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 fn mirror() -> String {
-    std::env::var("TESTBED_DEBIAN_MIRROR")
-        .unwrap_or_else(|_| "http://deb.debian.org/debian".to_owned())
+    std::env::var("TESTBED_DEBIAN_MIRROR").unwrap_or_else(|_| "http://deb.debian.org/debian".to_owned())
 }
 
 fn security_mirror() -> String {
@@ -168,9 +167,7 @@ impl Apt {
                  deb {signed} {security} {suite}-security main\n"
             ),
         )?;
-        Ok(Self {
-            dir: dir.to_owned(),
-        })
+        Ok(Self { dir: dir.to_owned() })
     }
 
     fn options(&self) -> Result<Vec<String>> {
@@ -227,10 +224,7 @@ mod tests {
 containerd | 1.7.24~ds1-6+deb13u2 | http://deb.debian.org/debian trixie/main amd64 Packages\n\
 containerd | 1.7.24~ds1-6+deb13u1 | http://deb.debian.org/debian-security trixie-security/main amd64 Packages\n\
 containerd | 1.7.24~ds1-6+deb13u1 | http://deb.debian.org/debian trixie/main Sources\n";
-        assert_eq!(
-            madison(said),
-            ["1.7.24~ds1-6+deb13u2", "1.7.24~ds1-6+deb13u1"]
-        );
+        assert_eq!(madison(said), ["1.7.24~ds1-6+deb13u2", "1.7.24~ds1-6+deb13u1"]);
     }
 
     #[test]

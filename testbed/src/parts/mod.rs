@@ -239,12 +239,7 @@ fn lock(cache: &Cache, progress: &Progress) -> Result<File> {
     Ok(file)
 }
 
-fn build_missing(
-    cache: &Cache,
-    recipes: &[Recipe],
-    folders: &[PathBuf],
-    progress: &Progress,
-) -> Result<()> {
+fn build_missing(cache: &Cache, recipes: &[Recipe], folders: &[PathBuf], progress: &Progress) -> Result<()> {
     // Whatever lies there was left by a build that was killed: we hold the lock.
     if cache.building().exists() {
         fs::remove_dir_all(cache.building())
@@ -296,28 +291,27 @@ fn build(
 ) -> Result<()> {
     let building = cache.building().join(recipe.folder());
     let log = cache.logs().join(format!("{}.log", recipe.folder()));
-    fs::create_dir_all(&building)
-        .with_context(|| format!("can't make {}", building.display()))?;
+    fs::create_dir_all(&building).with_context(|| format!("can't make {}", building.display()))?;
     // Only the last attempt's words are of use.
     let _ = fs::remove_file(&log);
-    progress.long_step(&format!("{} built (once)", recipe.title()), || {
-        match (&recipe.make, toolchain) {
-            (Make::Go(part), Some(toolchain)) => part.make(toolchain, &building, &log)?,
-            (Make::Go(_), None) => anyhow::bail!("no Go toolchain for {}", recipe.name),
-            (Make::NodeRoot, _) => debian::node_root(&building, &log)?,
-            (
-                Make::DebianPackage {
-                    suite,
-                    package,
-                    version,
-                },
-                _,
-            ) => debian::package(suite, package, version, &building, &log, progress)?,
-        }
-        fs::rename(&building, folder)
-            .with_context(|| format!("can't put {} in place", folder.display()))
-    })
-    .with_context(|| format!("building {}", recipe.title()))
+    progress
+        .long_step(&format!("{} built (once)", recipe.title()), || {
+            match (&recipe.make, toolchain) {
+                (Make::Go(part), Some(toolchain)) => part.make(toolchain, &building, &log)?,
+                (Make::Go(_), None) => anyhow::bail!("no Go toolchain for {}", recipe.name),
+                (Make::NodeRoot, _) => debian::node_root(&building, &log)?,
+                (
+                    Make::DebianPackage {
+                        suite,
+                        package,
+                        version,
+                    },
+                    _,
+                ) => debian::package(suite, package, version, &building, &log, progress)?,
+            }
+            fs::rename(&building, folder).with_context(|| format!("can't put {} in place", folder.display()))
+        })
+        .with_context(|| format!("building {}", recipe.title()))
 }
 
 #[cfg(test)]
