@@ -72,7 +72,7 @@ pub enum NodeStep {
     /// Its agent was summoned and is on its way; with a reason once it is overdue.
     AwaitAgent(Option<String>),
     /// Bring these marks onto the node; decide again when they are there.
-    Mark(Marks),
+    Mark(Box<Marks>),
     /// Order this of its agent.
     Order(Work, String),
     /// All is prepared; its restart waits for the rollout.
@@ -139,7 +139,7 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
         let mut marks = marks.clone();
         marks.set_ready_labels(&node.name);
         marks.set_condition(true, "Provisioned", RUNS, s.now);
-        return NodeStep::Mark(marks);
+        return NodeStep::Mark(Box::new(marks));
     }
     if s.attempt.retry.is_none() && refused_before(marks) {
         return NodeStep::Refused;
@@ -177,7 +177,7 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
                 s.now,
             );
         }
-        return NodeStep::Mark(marks);
+        return NodeStep::Mark(Box::new(marks));
     }
     if s.attempt.prepared == Some(RestartKind::Install) {
         return NodeStep::AwaitTurn;
@@ -189,7 +189,7 @@ fn decide_unwanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
     let node = s.node;
     let marks = &node.marks;
     if node.os != "linux" || node.is_virtual {
-        return NodeStep::Mark(marks.without_provisioning());
+        return NodeStep::Mark(Box::new(marks.without_provisioning()));
     }
     if let Some(step) = not_now(s) {
         return step;
@@ -213,7 +213,7 @@ fn decide_unwanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
                 id: new_id.to_owned(),
             });
             marks.set_condition(false, "Removing", "crun with WasmEdge is being removed", s.now);
-            NodeStep::Mark(marks)
+            NodeStep::Mark(Box::new(marks))
         }
         None => NodeStep::AwaitTurn,
     }
@@ -244,7 +244,7 @@ fn refuse(s: &Situation<'_>, reason: FailureReason, message: &str) -> NodeStep {
     if marks == s.node.marks {
         NodeStep::Refused
     } else {
-        NodeStep::Mark(marks)
+        NodeStep::Mark(Box::new(marks))
     }
 }
 

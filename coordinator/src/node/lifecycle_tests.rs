@@ -65,7 +65,7 @@ fn next(node: &NodeFacts) -> NodeStep {
 
 fn marked(step: NodeStep) -> Marks {
     match step {
-        NodeStep::Mark(marks) => marks,
+        NodeStep::Mark(marks) => *marks,
         other => panic!("expected marks, got {other:?}"),
     }
 }

@@ -2,6 +2,8 @@
 
 // The derive makes the type anew in a module of its own, where rustc takes it for unreachable.
 #![allow(unreachable_pub)]
+// Every column has a type of its own.
+#![allow(clippy::duplicated_attributes)]
 
 use std::collections::BTreeMap;
 
