@@ -23,6 +23,7 @@ pub mod control_plane;
 pub mod fabric;
 pub mod forwarder;
 pub mod host;
+pub mod images;
 pub mod layout;
 pub mod node;
 pub mod parts;
