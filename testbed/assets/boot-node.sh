@@ -29,6 +29,10 @@ mount --bind "$dir/kubelet" "$root/var/lib/kubelet"
 
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
+# Only the network's settings are a node's own; all others are the host's, and systemd and the kubelet would change them.
+mount --bind "$root/proc/sys" "$root/proc/sys"
+mount --bind "$root/proc/sys/net" "$root/proc/sys/net"
+mount -o remount,bind,ro "$root/proc/sys"
 # Every boot of a node is one of its own, not the host's.
 cat /proc/sys/kernel/random/uuid > "$dir/boot-id"
 mount --bind "$dir/boot-id" "$root/proc/sys/kernel/random/boot_id"
@@ -69,6 +73,8 @@ else
   # Both switches and the variable, or systemd takes the hybrid layout and every node shares the host's one v2 tree.
   legacy="SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1 systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1"
 fi
+
+mount -o remount,bind,ro "$root/sys"
 
 cd "$root"
 mkdir -p old

@@ -215,19 +215,22 @@ impl Cgroups {
         Ok(joins)
     }
 
-    /// The files by which a process joins a node that is running, in the tracking hierarchy.
+    /// The files by which a process joins a node that is running.
     ///
     /// # Errors
     /// If the cgroup filesystem refuses.
-    pub fn join_running_node(&self, node: &str) -> Result<PathBuf> {
-        let dir = self.node(node)?;
-        match self.hierarchies {
-            Hierarchies::V1(_) => Ok(dir.join("cgroup.procs")),
+    pub fn join_running_node(&self, node: &str) -> Result<Vec<PathBuf>> {
+        match &self.hierarchies {
+            Hierarchies::V1(all) => Ok(all
+                .iter()
+                .map(|one| one.mount.join(&self.parent).join(node_folder(node)))
+                .map(|dir| dir.join("cgroup.procs"))
+                .collect()),
             // On v2 a cgroup whose children have controllers can't hold processes itself.
             Hierarchies::V2(_) => {
-                let leaf = dir.join("testbed-exec");
+                let leaf = self.node(node)?.join("testbed-exec");
                 make(&leaf)?;
-                Ok(leaf.join("cgroup.procs"))
+                Ok(vec![leaf.join("cgroup.procs")])
             }
         }
     }

@@ -76,7 +76,8 @@ enum Action {
         /// An OCI archive, a Docker archive, an OCI layout, or the name of an image that Docker or buildah has here.
         image: PathBuf,
         /// What it is called there: server:1.0. Pods name it registry.testbed:5000/server:1.0.
-        name: String,
+        #[arg(value_name = "NAME:TAG")]
+        reference: String,
     },
     /// Cut a node's power; its disk stays.
     Stop {
@@ -170,9 +171,9 @@ fn act(action: Action) -> Result<()> {
         Action::Push {
             testbed: Name { name },
             image,
-            name: image_name,
-        } => Progress::terminal().step(&format!("{image_name} pushed"), || {
-            Cluster::open(&name)?.push(image, &image_name)
+            reference,
+        } => Progress::terminal().step(&format!("{reference} pushed"), || {
+            Cluster::open(&name)?.push(image, &reference)
         }),
         Action::Stop {
             testbed: Name { name },
@@ -263,4 +264,37 @@ fn become_program(command: &mut Command) -> Result<()> {
     let error = command.exec();
     let program: &OsStr = command.get_program();
     bail!("can't run {}: {error}", program.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn kubectls_own_flags_reach_kubectl() {
+        let cli = Cli::try_parse_from([
+            "testbed", "kubectl", "--name", "tb", "get", "pods", "-A", "--help",
+        ])
+        .unwrap();
+        let Action::Kubectl { testbed, args } = cli.command else {
+            panic!("not kubectl");
+        };
+        assert_eq!(testbed.name, "tb");
+        assert_eq!(args, ["get", "pods", "-A", "--help"]);
+    }
+
+    #[test]
+    fn a_command_for_a_node_may_begin_with_a_dash() {
+        let cli = Cli::try_parse_from(["testbed", "exec", "worker-1", "--", "-x", "y"]).unwrap();
+        let Action::Exec { node, command, .. } = cli.command else {
+            panic!("not exec");
+        };
+        assert_eq!((node.as_str(), command.len()), ("worker-1", 2));
+    }
 }

@@ -18,11 +18,10 @@ use crate::parts::Parts;
 use crate::pki::{Authority, kubeconfig};
 use crate::progress::Progress;
 use crate::record::Record;
-use crate::seed as images;
 use crate::spec::{NodeSpec, Spec};
 use crate::tool::Tool;
 use crate::wait::wait_for;
-use crate::{forwarder, registry, teardown};
+use crate::{forwarder, images, registry, teardown};
 
 /// A testbed that is up.
 pub struct Cluster {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use nix::sched::{CloneFlags, setns};
 
-use crate::address::{AddressPlan, REGISTRY_HOST};
+use crate::address::{AddressPlan, REGISTRY_HOST, SERVICE_RANGE};
 use crate::cgroups::Cgroups;
 use crate::layout::State;
 use crate::process::{Launch, Process, record_path};
@@ -164,14 +164,20 @@ shift 2; exec "$@""#;
         self.state.root().join("resolv.conf")
     }
 
-    /// Gives a node's pods their way, once the node is plugged in.
+    /// Gives a node's pods their way, once the node is plugged in; and services theirs, by the first node: its kube-proxy
+    /// answers for them, as the fabric has none.
     ///
     /// # Errors
     /// If `ip` refuses.
     pub fn route_pods(&self, plan: AddressPlan, position: usize) -> Result<()> {
+        let node = plan.node(position);
+        let mut routes = format!("route replace {} via {node}\n", plan.pods(position));
+        if position == 0 {
+            routes.push_str(&format!("route replace {SERVICE_RANGE} via {node}\n"));
+        }
         self.run("ip")
-            .args(["route", "replace", &plan.pods(position), "via"])
-            .arg(plan.node(position).to_string())
+            .args(["-batch", "-"])
+            .input(routes)
             .called("routing a node's pods")
             .output()?;
         Ok(())

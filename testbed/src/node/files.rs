@@ -31,17 +31,17 @@ pub enum Content {
 }
 
 /// What must be made before the files can be: all PEM or kubeconfigs.
-pub struct Secrets {
+pub(super) struct Secrets {
     /// The cluster's authority.
-    pub authority: String,
+    pub(super) authority: String,
     /// The kubelet's way to the API server.
-    pub kubelet_kubeconfig: String,
+    pub(super) kubelet_kubeconfig: String,
     /// kube-proxy's way to the API server.
-    pub proxy_kubeconfig: String,
+    pub(super) proxy_kubeconfig: String,
     /// What the kubelet serves logs and exec with.
-    pub server_certificate: String,
+    pub(super) server_certificate: String,
     /// Its key.
-    pub server_key: String,
+    pub(super) server_key: String,
 }
 
 const UNITS: &str = "/usr/lib/systemd/system";
@@ -92,7 +92,7 @@ const MASKED: &[&str] = &[
 ///
 /// # Errors
 /// If the node asks for a containerd that is not known.
-pub fn render(
+pub(super) fn render(
     spec: &NodeSpec,
     plan: AddressPlan,
     position: usize,

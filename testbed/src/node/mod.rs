@@ -207,13 +207,15 @@ impl Node<'_> {
     /// If the node is not running.
     pub fn enter(&self, terminal: bool) -> Result<Vec<OsString>> {
         // In the node's cgroup too: else its processes would see paths outside of theirs, and `down` would not see them.
-        const ENTER: &str = r#"echo 0 > "$1"; pid=$2; shift 2
+        const ENTER: &str = r#"while [ "$1" != -- ]; do echo 0 > "$1"; shift; done; pid=$2; shift 2
 exec nsenter --target "$pid" --mount --uts --ipc --net --pid --cgroup --root --wd -- env -i "$@""#;
         let Some(init) = self.init() else {
             bail!("node {} is not running", self.spec.name);
         };
-        let join = self.cgroups.join_running_node(&self.spec.name)?;
-        let mut args: Vec<OsString> = vec!["-c".into(), ENTER.into(), "sh".into(), join.into()];
+        let mut args: Vec<OsString> = ["-ec", ENTER, "sh"].map(Into::into).to_vec();
+        let joins = self.cgroups.join_running_node(&self.spec.name)?;
+        args.extend(joins.into_iter().map(OsString::from));
+        args.push("--".into());
         args.push(init.pid.to_string().into());
         args.push(format!("PATH={PATH}").into());
         args.push("HOME=/root".into());
