@@ -1,0 +1,82 @@
+# Quartermaster. `make help` lists what can be made.
+
+# Where images go: $(IMG)-agent:$(TAG) and $(IMG)-coordinator:$(TAG).
+IMG ?= ghcr.io/quartermaster-k8s/quartermaster
+TAG ?= 0.1.0
+# What builds images: docker, podman or buildah.
+ENGINE ?= $(firstword $(foreach e,docker podman buildah,$(if $(shell command -v $(e) 2>/dev/null),$(e))))
+KUBECTL ?= kubectl
+CARGO ?= cargo
+# What `make bench` measures: provision, prefetch, or nothing for all.
+ONLY ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build test check unit end-to-end generate demo demo-down kubectl bench images push install uninstall deploy undeploy
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Install what building needs (protoc), on Debian and Ubuntu
+	@command -v protoc >/dev/null || { \
+		echo "installing protobuf-compiler"; \
+		apt-get update -q >/dev/null && apt-get install -y -q --no-install-recommends protobuf-compiler >/dev/null; }
+
+build: setup ## Build everything
+	$(CARGO) build --workspace --locked
+
+test: check unit end-to-end ## Everything that has to pass: format, lints, unit tests, end-to-end tests on a real cluster
+
+check: setup
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+unit: setup
+	$(CARGO) test --workspace --lib --bins --locked
+
+end-to-end: setup ## The end-to-end tests alone; TESTBED_KEEP=1 leaves their cluster up
+	$(CARGO) test -p testbed --test end_to_end --locked
+
+generate: setup ## Write the CustomResourceDefinition from the code
+	$(CARGO) run -q -p quartermaster-coordinator --locked -- crd > target/crd.yaml && mv target/crd.yaml manifests/base/crd.yaml
+
+demo: setup ## Show all of it on a real cluster on this machine
+	$(CARGO) run -q -p testbed --locked --bin demo
+
+demo-down: setup ## Take the demo's cluster down
+	$(CARGO) run -q -p testbed --locked --bin testbed -- down --name qm
+
+kubectl: ## Open a shell in which kubectl speaks to the demo's cluster
+	KUBECONFIG=$$($(CARGO) run -q -p testbed --locked --bin testbed -- kubeconfig --name qm) $${SHELL:-sh}
+
+bench: setup ## Measure; ONLY=provision or ONLY=prefetch for a part
+	$(CARGO) run -q -p testbed --locked --bin bench -- $(ONLY)
+
+images: ## Build both images as $(IMG)-agent:$(TAG) and $(IMG)-coordinator:$(TAG)
+	$(ENGINE) build -f Dockerfile.agent -t $(IMG)-agent:$(TAG) .
+	$(ENGINE) build -f Dockerfile.coordinator -t $(IMG)-coordinator:$(TAG) .
+
+push: ## Push both images
+	$(ENGINE) push $(IMG)-agent:$(TAG)
+	$(ENGINE) push $(IMG)-coordinator:$(TAG)
+
+install: ## Install the CustomResourceDefinition into the cluster of your kubeconfig
+	$(KUBECTL) apply --server-side -f manifests/base/crd.yaml
+
+uninstall: ## Remove the CustomResourceDefinition, and with it every Prefetch
+	$(KUBECTL) delete --ignore-not-found -f manifests/base/crd.yaml
+
+deploy: ## Deploy $(IMG)-agent:$(TAG) and $(IMG)-coordinator:$(TAG) into the cluster of your kubeconfig
+	@mkdir -p target/deploy
+	@printf '%s\n' \
+		'apiVersion: kustomize.config.k8s.io/v1beta1' \
+		'kind: Kustomization' \
+		'resources: [../../manifests]' \
+		'images:' \
+		'  - {name: ghcr.io/quartermaster-k8s/quartermaster-agent, newName: $(IMG)-agent, newTag: "$(TAG)"}' \
+		'  - {name: ghcr.io/quartermaster-k8s/quartermaster-coordinator, newName: $(IMG)-coordinator, newTag: "$(TAG)"}' \
+		> target/deploy/kustomization.yaml
+	$(KUBECTL) apply --server-side -k target/deploy
+	$(KUBECTL) rollout status --namespace quartermaster deployment/quartermaster-coordinator --timeout=120s
+
+undeploy: ## Remove it again; refuses while nodes are provisioned
+	@KUBECTL='$(KUBECTL)' ./manifests/undeploy.sh
