@@ -10,6 +10,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 use kube::api::Api;
+use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use serde::de::DeserializeOwned;
@@ -107,9 +108,16 @@ impl Engine {
             self.inputs.clone(),
         ));
         self.tasks.spawn(pump(
-            watch(Api::<Prefetch>::all(client.clone()), watcher::Config::default()),
+            // One object that can't be read must not end the watch of all the others.
+            watch(
+                Api::<DeserializeGuard<Prefetch>>::all(client.clone()),
+                watcher::Config::default(),
+            ),
             |prefetch| {
-                let facts = PrefetchFacts::read(prefetch);
+                let facts = match &prefetch.0 {
+                    Ok(prefetch) => PrefetchFacts::read(prefetch),
+                    Err(invalid) => PrefetchFacts::broken(&invalid.metadata, &invalid.error),
+                };
                 ((facts.namespace.clone(), facts.name.clone()), facts)
             },
             Input::Prefetch,

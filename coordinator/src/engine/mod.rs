@@ -4,11 +4,13 @@
 //! An edge wakes it and the level decides: every input only marks what has to be decided anew. It holds
 //! nothing that can't be read back from the cluster; losing it costs time and no truth.
 
+mod agents;
 mod feeds;
 mod input;
 mod nodes;
 mod notices;
 mod orders;
+mod outcomes;
 mod prefetches;
 mod runtime;
 mod writes;

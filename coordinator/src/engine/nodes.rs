@@ -1,29 +1,18 @@
 //! The engine's dealings with nodes: it asks the decisions what comes next and starts the effects.
 
-use std::net::SocketAddr;
-
 use jiff::{SignedDuration, Timestamp};
-use quartermaster_proto::COMMAND_PORT;
-use quartermaster_proto::v1::FailureReason;
-use quartermaster_proto::v1::provision_event::Event as StageEvent;
 use tonic::transport::Channel;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
-use super::feeds::AgentPod;
-use super::input::Change;
-use super::runtime::{NodeRuntime, Owed};
-use super::writes::WriteError;
+use super::runtime::NodeRuntime;
 use super::{Engine, Subject};
-use crate::identity::Arrival;
-use crate::node::{
-    Budget, Marks, NodeFacts, NodeStep, Outcome, SUMMONED, Situation, Work, admit, conclude, decide,
-};
+use crate::node::{Budget, Marks, NodeStep, SUMMONED, Situation, Work, admit, decide};
 use crate::prefetch::{Pair, PullPlan, plan, recheck_at};
 
 /// A wait that is shorter than this keeps the agent on its node.
 const SHORT_WAIT: SignedDuration = SignedDuration::from_secs(30);
-/// After a write that failed.
-const WRITE_PAUSE: SignedDuration = SignedDuration::from_secs(2);
+/// How often a node that waits for its turn is looked at again without any other cause.
+const TURN_RECHECK: SignedDuration = SignedDuration::from_secs(30);
 /// After a pull whose stream was lost.
 const PULL_PAUSE: SignedDuration = SignedDuration::from_secs(1);
 /// Nodes that pull at once: a tenth of the fleet, and never fewer than this.
@@ -93,7 +82,7 @@ impl Engine {
                 node,
                 auto_provision: self.setup.auto_provision,
                 spec_hash: &self.setup.spec_hash,
-                agent_ready: runtime.agent.channel.is_some(),
+                agent_ready: summoned && runtime.agent.channel.is_some(),
                 awaited: runtime
                     .awaited_since
                     .filter(|_| summoned)
@@ -120,9 +109,7 @@ impl Engine {
             }
             NodeStep::AwaitAgent(overdue) => {
                 if let Some(message) = overdue {
-                    self.mark(name, |marks| {
-                        marks.set_condition(false, "AgentUnavailable", &message, now);
-                    });
+                    self.mark(name, |marks| marks.agent_is_unavailable(&message, now));
                 } else if let Some(since) = self.runtime.get(name).and_then(|r| r.awaited_since) {
                     self.wake(
                         since + SignedDuration::from_secs(120),
@@ -137,6 +124,8 @@ impl Engine {
             }
             NodeStep::AwaitTurn => {
                 self.asking.insert(name.to_owned());
+                // A node that was held against the budget is forgiven by time alone.
+                self.wake(now + TURN_RECHECK, Subject::Node(name.to_owned()));
                 true
             }
             // One that needs a restart asks for its turn first, and prepares only if it has to wait.
@@ -304,291 +293,18 @@ impl Engine {
         self.write_marks(name, &marks);
     }
 
+    /// The way to a node's agent; none to one that was dismissed and is about to end.
     fn channel(&self, name: &str) -> Option<Channel> {
+        let node = self.nodes.get(name)?;
+        if node.marks.agent.as_deref() != Some(SUMMONED) {
+            return None;
+        }
         self.runtime.get(name)?.agent.channel.clone()
     }
 
     fn note(&self, name: &str, warning: bool, reason: &str, note: &str) {
         if let Some(node) = self.nodes.get(name) {
             self.notices.of_node(node, warning, reason, note);
-        }
-    }
-
-    /// An order came to its end. What it means for the node's marks is owed until it is written.
-    pub(super) fn finished(&mut self, name: &str, work: Work, outcome: &Outcome) {
-        self.setup.metrics.count_order(work, outcome);
-        self.dirty_nodes.insert(name.to_owned());
-        let Some(runtime) = self.runtime.get_mut(name) else {
-            return;
-        };
-        runtime.working = None;
-        let now = Timestamp::now();
-        match outcome {
-            Outcome::Done { .. } => info!(node = name, ?work, "done"),
-            Outcome::Failed {
-                reason,
-                message,
-                stage,
-                rolled_back,
-            } => warn!(
-                node = name,
-                ?work,
-                reason = reason.camel_case(),
-                stage = stage.word(),
-                rolled_back,
-                message,
-                "failed"
-            ),
-            Outcome::Lost => {
-                runtime.agent.channel = None;
-                runtime.agent.failed(now);
-            }
-        }
-        if matches!(work, Work::Install | Work::Remove { .. }) && *outcome != Outcome::Lost {
-            runtime.restarted_at = Some(now);
-        }
-        runtime.owed = Some(Owed {
-            work,
-            outcome: outcome.clone(),
-        });
-    }
-
-    /// Writes what the end of an order asks for. The attempt is remembered once there is nothing to write.
-    fn pay(&mut self, name: &str, owed: &Owed, now: Timestamp) {
-        let Some(node) = self.nodes.get(name) else {
-            return;
-        };
-        let spec_hash = self.setup.spec_hash.clone();
-        let runtime = self.runtime.entry(name.to_owned()).or_default();
-        let (marks, attempt) = conclude(node, owed.work, &owed.outcome, &spec_hash, &runtime.attempt, now);
-        let node = node.clone();
-        if !self.write_marks(name, &marks) {
-            self.paid(name, attempt);
-        } else if let Some(runtime) = self.runtime.get_mut(name) {
-            // Written with the attempt that was current: it must not grow again when the write is repeated.
-            runtime.pending_attempt = Some(attempt);
-        }
-        if self.runtime.get(name).is_some_and(|r| r.noticed) {
-            return;
-        }
-        if let Some(runtime) = self.runtime.get_mut(name) {
-            runtime.noticed = true;
-        }
-        self.tell(&node, owed);
-    }
-
-    fn paid(&mut self, name: &str, attempt: crate::node::Attempt) {
-        if let Some(runtime) = self.runtime.get_mut(name) {
-            runtime.owed = None;
-            runtime.noticed = false;
-            runtime.pending_attempt = None;
-            runtime.attempt = attempt;
-        }
-        self.dirty_nodes.insert(name.to_owned());
-        // The budget may have become free for others.
-        self.dirty_nodes.extend(self.asking.iter().cloned());
-    }
-
-    fn tell(&self, node: &NodeFacts, owed: &Owed) {
-        let (warning, reason, note) = match (&owed.outcome, owed.work) {
-            (Outcome::Done { .. }, Work::Install) => (
-                false,
-                "Provisioned".to_owned(),
-                "a WebAssembly module ran through the handler crun; the node takes Wasm pods".to_owned(),
-            ),
-            (Outcome::Done { .. }, Work::Verify) => (
-                false,
-                "Verified".to_owned(),
-                "a WebAssembly module ran through the handler crun".to_owned(),
-            ),
-            (Outcome::Done { .. }, Work::Remove { .. }) => (
-                false,
-                "Unprovisioned".to_owned(),
-                "crun with WasmEdge was removed; containerd's configuration is as it was".to_owned(),
-            ),
-            (
-                Outcome::Failed {
-                    reason: FailureReason::HandlerInUse,
-                    message,
-                    ..
-                },
-                _,
-            ) => (true, "RemovalBlocked".to_owned(), message.clone()),
-            (
-                Outcome::Failed {
-                    reason,
-                    message,
-                    rolled_back,
-                    ..
-                },
-                _,
-            ) => {
-                let prefix = if *rolled_back { "rolled back: " } else { "" };
-                (true, reason.camel_case(), format!("{prefix}{message}"))
-            }
-            (Outcome::Done { .. }, Work::PrepareInstall | Work::PrepareRemove) | (Outcome::Lost, _) => return,
-        };
-        self.notices.of_node(node, warning, &reason, &note);
-    }
-
-    pub(super) fn node_written(&mut self, name: &str, result: Result<NodeFacts, WriteError>) {
-        let Some(runtime) = self.runtime.get_mut(name) else {
-            return;
-        };
-        runtime.writing = false;
-        self.dirty_nodes.insert(name.to_owned());
-        match result {
-            Ok(facts) => {
-                if runtime.owed.is_some() {
-                    let attempt = runtime.pending_attempt.take().unwrap_or_default();
-                    self.paid(name, attempt);
-                }
-                // The answer is newer than what the watch has brought so far.
-                if self.nodes.contains_key(name) {
-                    self.nodes.insert(name.to_owned(), facts);
-                }
-                self.dirty_nodes.extend(self.asking.iter().cloned());
-            }
-            // The watch brings what there is now, and the decision is made on that.
-            Err(WriteError::Gone) => {
-                runtime.write_not_before = Some(Timestamp::now() + SignedDuration::from_millis(200))
-            }
-            Err(WriteError::Failed(error)) => {
-                error!(
-                    node = name,
-                    error, "marks could not be written; it is tried again"
-                );
-                runtime.write_not_before = Some(Timestamp::now() + WRITE_PAUSE);
-            }
-        }
-    }
-
-    pub(super) fn agent_changed(&mut self, change: Change<String, AgentPod>) {
-        match change {
-            Change::Set(name, pod) => {
-                if pod.node.is_empty() {
-                    return;
-                }
-                let node = pod.node.clone();
-                let runtime = self.runtime.entry(node.clone()).or_default();
-                let this = (name, pod.uid.clone());
-                let current = runtime.agent.pod.as_ref() == Some(&this);
-                if pod.ending {
-                    if current {
-                        runtime.agent.replace_pod(None);
-                    }
-                } else {
-                    if !current {
-                        runtime.agent.replace_pod(Some(this));
-                    }
-                    runtime.agent.trouble = pod.trouble;
-                    if let Some(ip) = pod.ip {
-                        runtime.agent.address = Some(SocketAddr::new(ip, COMMAND_PORT));
-                    }
-                }
-                self.dirty_nodes.insert(node);
-            }
-            Change::Gone(name) => {
-                let node = self.runtime.iter().find_map(|(node, runtime)| {
-                    let pod = runtime.agent.pod.as_ref()?;
-                    (pod.0 == name).then(|| node.clone())
-                });
-                if let Some(node) = node {
-                    self.runtime
-                        .entry(node.clone())
-                        .or_default()
-                        .agent
-                        .replace_pod(None);
-                    self.dirty_nodes.insert(node);
-                }
-            }
-            Change::Reset(all) => {
-                self.synced.agents = true;
-                let gone: Vec<String> = self
-                    .runtime
-                    .values()
-                    .filter_map(|runtime| runtime.agent.pod.as_ref().map(|(name, _)| name.clone()))
-                    .filter(|name| !all.contains_key(name))
-                    .collect();
-                for name in gone {
-                    self.agent_changed(Change::Gone(name));
-                }
-                for (name, pod) in all {
-                    self.agent_changed(Change::Set(name, pod));
-                }
-            }
-        }
-    }
-
-    /// An agent has just enrolled and is about to take commands.
-    pub(super) fn arrived(&mut self, arrival: Arrival) {
-        let runtime = self.runtime.entry(arrival.node.clone()).or_default();
-        let known = runtime
-            .agent
-            .pod
-            .as_ref()
-            .is_some_and(|(_, uid)| *uid == arrival.pod_uid);
-        if !known {
-            // The watch of pods has not told of it yet, and will bring its name.
-            runtime.agent.replace_pod(Some((String::new(), arrival.pod_uid)));
-        }
-        runtime.agent.address = Some(arrival.address);
-        runtime.agent.pause = None;
-        runtime.agent.not_before = None;
-        self.dirty_nodes.insert(arrival.node);
-    }
-
-    pub(super) fn linked(&mut self, name: &str, pod_uid: &str, result: Result<Channel, String>) {
-        let Some(runtime) = self.runtime.get_mut(name) else {
-            return;
-        };
-        let of_this_pod = runtime.agent.pod.as_ref().is_some_and(|(_, uid)| uid == pod_uid);
-        if !of_this_pod {
-            return;
-        }
-        runtime.agent.dialling = false;
-        match result {
-            Ok(channel) => {
-                debug!(node = name, "the agent is reached");
-                runtime.agent.channel = Some(channel);
-                runtime.agent.pause = None;
-                runtime.agent.not_before = None;
-            }
-            Err(error) => {
-                debug!(node = name, error, "the agent is not reached yet");
-                runtime.agent.failed(Timestamp::now());
-            }
-        }
-        self.dirty_nodes.insert(name.to_owned());
-    }
-
-    /// A line in the log for each stage: the agent and its own log are gone when someone asks.
-    pub(super) fn stage(&mut self, name: &str, work: Work, event: &StageEvent) {
-        match event {
-            StageEvent::Finished(stage) => {
-                let took = stage.took.and_then(|t| std::time::Duration::try_from(t).ok());
-                info!(
-                    node = name,
-                    ?work,
-                    stage = stage.stage().word(),
-                    took_ms = took.unwrap_or_default().as_millis(),
-                    summary = stage.summary,
-                    "stage done"
-                );
-            }
-            StageEvent::Done(done) => {
-                let gap = done
-                    .socket_gap
-                    .and_then(|t| std::time::Duration::try_from(t).ok());
-                info!(
-                    node = name,
-                    ?work,
-                    restarted = done.restarted,
-                    socket_gap_ms = gap.map(|gap| gap.as_millis()),
-                    "reported done"
-                );
-            }
-            StageEvent::Started(_) | StageEvent::Failed(_) => {}
         }
     }
 

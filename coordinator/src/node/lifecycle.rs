@@ -188,7 +188,7 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
 fn decide_unwanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
     let node = s.node;
     let marks = &node.marks;
-    if node.os != "linux" || node.is_virtual {
+    if node.os != "linux" || node.is_virtual || marks.only_awaited_an_agent() {
         return NodeStep::Mark(Box::new(marks.without_provisioning()));
     }
     if let Some(step) = not_now(s) {

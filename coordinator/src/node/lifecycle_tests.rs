@@ -395,3 +395,19 @@ fn a_host_that_was_never_served_is_done_with_when_its_removal_is_refused() {
     );
     assert_eq!((marks, attempt), (Marks::default(), FRESH));
 }
+
+#[test]
+fn un_annotating_a_node_to_which_no_agent_ever_came_needs_none() {
+    let mut node = bare(None);
+    node.marks.agent_is_unavailable("no agent", at(0));
+    assert_eq!(marked(next(&node)), Marks::default());
+}
+
+#[test]
+fn a_failure_that_is_told_is_not_hidden_by_a_missing_agent() {
+    let mut node = bare(Some("true"));
+    node.marks.set_condition(false, "RestartFailed", "words", at(0));
+    let told = node.marks.clone();
+    node.marks.agent_is_unavailable("no agent", at(1));
+    assert_eq!(node.marks, told);
+}

@@ -17,6 +17,8 @@ const RESTART: &str = "kwasm.sh/restart";
 const IMAGES: &str = "cache.techsquad.rocks/images-verified";
 const CONDITION: &str = "WasmRuntimeReady";
 
+/// Reason of the condition while a summoned agent does not come.
+const NO_AGENT: &str = "AgentUnavailable";
 /// Value of the label `kwasm.sh/agent` that the agent's DaemonSet selects.
 pub(crate) const SUMMONED: &str = "summoned";
 /// Value of the label `kwasm.sh/crun` that our RuntimeClasses select.
@@ -159,6 +161,26 @@ impl Marks {
             message: cut(message, 1024),
             since,
         });
+    }
+
+    /// Says that no agent comes to the node, unless the condition says already why it is not provisioned.
+    pub fn agent_is_unavailable(&mut self, message: &str, now: Timestamp) {
+        let told = self
+            .condition
+            .as_ref()
+            .is_some_and(|c| !c.status && c.reason != NO_AGENT);
+        if self.spec_hash.is_some() || !told {
+            self.set_condition(false, NO_AGENT, message, now);
+        }
+    }
+
+    /// Whether all that was ever done for the node was to wait for an agent.
+    pub fn only_awaited_an_agent(&self) -> bool {
+        let untouched = Self {
+            condition: self.condition.clone(),
+            ..self.without_provisioning()
+        };
+        *self == untouched && self.condition.as_ref().is_some_and(|c| c.reason == NO_AGENT)
     }
 
     /// The labels that say that Wasm pods may come, in the form they have on the node `name`.

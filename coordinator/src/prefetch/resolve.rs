@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::SignedDuration;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt;
+use kube::api::ObjectMeta;
 
 use super::crd::{Prefetch, PrefetchStatus};
 use super::reference::normalise;
@@ -29,6 +30,8 @@ pub struct PrefetchFacts {
     pub retry_after: SignedDuration,
     /// The status that is there.
     pub status: PrefetchStatus,
+    /// Why the object can't be read, if it was stored under a definition that allowed what ours does not.
+    pub broken: Option<String>,
 }
 
 impl PrefetchFacts {
@@ -48,6 +51,19 @@ impl PrefetchFacts {
             node_filter: spec.node_filter.clone().unwrap_or_default(),
             retry_after: SignedDuration::from_secs(retry_after),
             status: prefetch.status.clone().unwrap_or_default(),
+            broken: None,
+        }
+    }
+
+    /// An object that can't be read: it wants nothing, and its status says why.
+    pub fn broken(metadata: &ObjectMeta, why: &str) -> Self {
+        Self {
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+            uid: metadata.uid.clone().unwrap_or_default(),
+            generation: metadata.generation.unwrap_or_default(),
+            broken: Some(why.to_owned()),
+            ..Self::default()
         }
     }
 }

@@ -157,7 +157,12 @@ pub fn status(input: StatusInput<'_>) -> PrefetchStatus {
             }),
     );
 
-    let verdict = Verdict::of(phase, &nodes, &pairs, input.resolved);
+    let mut verdict = Verdict::of(phase, &nodes, &pairs, input.resolved);
+    if let Some(why) = &input.prefetch.broken {
+        verdict.reason = "InvalidSpec";
+        verdict.message = format!("the object can't be read: {why}");
+        verdict.degraded = true;
+    }
     let conditions = verdict.conditions(previous, input.prefetch.generation, input.now);
     PrefetchStatus {
         phase: Some(phase),

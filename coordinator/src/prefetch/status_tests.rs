@@ -216,3 +216,18 @@ fn a_new_object_is_pending_first_even_if_all_is_there() {
     fleet.prefetch.status = PrefetchStatus::default();
     assert_eq!(fleet.status().phase, Some(PrefetchPhase::Pending));
 }
+
+#[test]
+fn an_object_that_cannot_be_read_says_so_and_wants_nothing() {
+    let mut fleet = fleet(1, 0);
+    fleet.prefetch = PrefetchFacts {
+        status: fleet.prefetch.status.clone(),
+        ..PrefetchFacts::broken(&kube::api::ObjectMeta::default(), "invalid type: string")
+    };
+    let status = fleet.status();
+    assert_eq!(
+        condition(&status, "Degraded"),
+        ("True".into(), "InvalidSpec".into())
+    );
+    assert!(status.conditions[0].message.contains("invalid type: string"));
+}
