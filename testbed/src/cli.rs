@@ -57,16 +57,16 @@ enum Action {
         testbed: Name,
         /// The node.
         node: String,
-        /// The command, after `--`.
-        #[arg(last = true)]
+        /// The command, best after `--`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
     /// Run a command of this machine in the testbed's network, where pods and services are within reach.
     InFabric {
         #[command(flatten)]
         testbed: Name,
-        /// The command, after `--`.
-        #[arg(last = true, required = true)]
+        /// The command, best after `--`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<String>,
     },
     /// Put an image into the testbed's registry.
@@ -147,7 +147,8 @@ fn act(action: Action) -> Result<()> {
             become_program(
                 Command::new(cluster.program("kubectl"))
                     .args(args)
-                    .env("KUBECONFIG", cluster.kubeconfig()),
+                    .env("KUBECONFIG", cluster.kubeconfig())
+                    .env("KUBECACHEDIR", State::of(&name).root().join("kubectl-cache")),
             )
         }
         Action::Exec {

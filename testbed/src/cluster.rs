@@ -56,7 +56,7 @@ impl Cluster {
 
         let mut record = {
             let _lock = teardown::lock()?;
-            let record = Record::claim(spec, cache.root())?;
+            let record = Record::claim(spec, &parts)?;
             settings::apply()?;
             record
         };
@@ -103,21 +103,21 @@ impl Cluster {
     /// If there is none, or it is not whole.
     pub fn open(name: &str) -> Result<Self> {
         crate::spec::check_testbed_name(name)?;
+        host::check()?;
         let state = State::of(name);
         if !state.root().exists() {
             bail!("no testbed {name} is up; bring one up with: testbed up --name {name}");
         }
         let whole = || -> Result<Self> {
             let record = Record::read(&state)?;
-            let spec = record.spec(name);
-            let series: Vec<&str> = spec.nodes.iter().map(|n| n.containerd.as_str()).collect();
+            record.parts().check_present()?;
             Ok(Self {
+                spec: record.spec(name),
                 plan: record.plan(),
                 cgroups: Cgroups::of(name)?,
-                parts: Parts::present(&Cache::at(record.cache()), &series)?,
+                parts: record.parts().clone(),
                 fabric: Fabric::open(&state)?,
                 state: state.clone(),
-                spec,
             })
         };
         whole().with_context(|| format!("testbed {name}"))

@@ -85,7 +85,7 @@ fn line(event: &Event, colour: bool) -> String {
         ("", "", "")
     };
     match event {
-        Event::Began(step) => format!("{dim}        …  {step}{plain}"),
+        Event::Began(step) => format!("{dim}under way  {step}{plain}"),
         Event::Done { step, took } => {
             format!("{green}{:>7.1} s{plain}  {step}", took.as_secs_f64())
         }

@@ -1,13 +1,13 @@
 //! What is written down of a testbed, so that another run of this program can use it and take it down.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::address::AddressPlan;
 use crate::layout::State;
+use crate::parts::Parts;
 use crate::spec::{NodeSpec, Spec};
 use crate::teardown::names;
 
@@ -16,7 +16,7 @@ use crate::teardown::names;
 pub struct Record {
     nodes: Vec<NodeRecord>,
     index: u8,
-    cache: PathBuf,
+    parts: Parts,
     /// Set when `up` has come to its end.
     complete: bool,
 }
@@ -33,7 +33,7 @@ impl Record {
     ///
     /// # Errors
     /// If a testbed of this name is up or left behind, or no range is free.
-    pub fn claim(spec: &Spec, cache: &Path) -> Result<Self> {
+    pub fn claim(spec: &Spec, parts: &Parts) -> Result<Self> {
         let state = State::of(&spec.name);
         if state.root().exists() {
             bail!(
@@ -60,7 +60,7 @@ impl Record {
                 })
                 .collect(),
             index,
-            cache: cache.to_owned(),
+            parts: parts.clone(),
             complete: false,
         };
         fs::create_dir_all(state.root()).with_context(|| format!("can't make {}", state.root().display()))?;
@@ -75,7 +75,12 @@ impl Record {
     pub fn read(state: &State) -> Result<Self> {
         let path = state.record();
         let bytes = fs::read(&path).with_context(|| format!("can't read {}", path.display()))?;
-        serde_json::from_slice(&bytes).with_context(|| format!("can't understand {}", path.display()))
+        serde_json::from_slice(&bytes).with_context(|| {
+            format!(
+                "can't understand {}: another version of this program made it; take the testbed down and up again",
+                path.display()
+            )
+        })
     }
 
     /// Writes down that `up` has come to its end.
@@ -115,10 +120,10 @@ impl Record {
         AddressPlan::new(self.index)
     }
 
-    /// The cache its parts lie in.
+    /// The parts it is made of.
     #[must_use]
-    pub fn cache(&self) -> &Path {
-        &self.cache
+    pub fn parts(&self) -> &Parts {
+        &self.parts
     }
 
     fn write(&self, state: &State) -> Result<()> {

@@ -16,7 +16,7 @@ pub struct Spec {
 /// One node: `NAME=SERIES`, for example `worker-1=1.7`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeSpec {
-    /// Kubernetes' name of the node: a DNS subdomain of 253 characters at most.
+    /// Kubernetes' name of the node: a DNS subdomain. 63 characters at most, as the kubelet also makes it the value of a label.
     pub name: String,
     /// Series of containerd, as listed in [`versions::CONTAINERD`]: `1.6`, `1.7`, `2.1`, `2.4`.
     pub containerd: String,
@@ -32,7 +32,7 @@ pub enum SpecError {
     TestbedName(String),
     /// A node's name would be refused by Kubernetes.
     #[error(
-        "the node name {0:?} is not a DNS subdomain (lower-case letters, digits, dashes and dots, 253 characters at most)"
+        "the node name {0:?} is not a DNS subdomain (lower-case letters, digits, dashes and dots, 63 characters at most)"
     )]
     NodeName(String),
     /// A node is not written as NAME=SERIES.
@@ -147,7 +147,7 @@ pub fn check_testbed_name(name: &str) -> Result<(), SpecError> {
 }
 
 fn is_dns_subdomain(name: &str) -> bool {
-    name.len() <= 253
+    name.len() <= 63
         && name.split('.').all(|label| {
             !label.is_empty()
                 && !label.starts_with('-')
@@ -211,9 +211,9 @@ mod tests {
     }
 
     #[test]
-    fn takes_the_longest_node_name_that_kubernetes_takes() {
-        let long = format!("{}.{}", "a".repeat(63), "b".repeat(189));
-        assert_eq!(long.len(), 253);
+    fn takes_the_longest_node_name_that_a_kubelet_can_register() {
+        let long = format!("{}.{}", "a".repeat(31), "b".repeat(31));
+        assert_eq!(long.len(), 63);
         Spec::parse("qm", &format!("{long}=1.7")).unwrap();
         assert!(Spec::parse("qm", &format!("{long}c=1.7")).is_err());
         assert!(Spec::parse("qm", "Worker=1.7").is_err());

@@ -61,13 +61,11 @@ impl Node<'_> {
             },
             &self.plan.api_server(),
         )?;
-        // A longer name does not fit into a certificate's DNS name, and the API server dials by address.
-        let label = (name.len() <= 63).then_some(name.as_str());
         let server = authority.issue(&Subject {
             file: &format!("node-{name}-server"),
             user: &user,
             group: Some("system:nodes"),
-            names: label.as_slice(),
+            names: &[name],
             addresses: &[self.plan.node(self.position)],
         })?;
         let secrets = files::Secrets {
@@ -98,7 +96,7 @@ impl Node<'_> {
         if self.init().is_some() {
             bail!("node {} is running already", self.spec.name);
         }
-        let dir = self.dir();
+        let (dir, name) = (self.dir(), &self.spec.name);
         let _ = fs::remove_file(self.init_file());
         let joins = self.cgroups.make_node(&self.spec.name)?;
         let layers: Vec<String> = parts
@@ -137,7 +135,7 @@ impl Node<'_> {
         args.push(dir.clone().into());
         args.extend(
             [
-                self.hostname(),
+                name.clone(),
                 layers.join(":"),
                 fabric.network().display().to_string(),
                 format!("node{}", self.position),
@@ -252,12 +250,6 @@ exec nsenter --target "$pid" --mount --uts --ipc --net --pid --cgroup --root --w
 
     fn init_file(&self) -> PathBuf {
         self.dir().join("init.pid")
-    }
-
-    /// The kernel takes 64 characters; Kubernetes' own name of the node is given to the kubelet as it is.
-    fn hostname(&self) -> String {
-        let short: String = self.spec.name.chars().take(63).collect();
-        short.trim_end_matches(['.', '-']).to_owned()
     }
 }
 

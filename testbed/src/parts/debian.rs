@@ -25,6 +25,12 @@ fn security_mirror() -> String {
 pub(super) fn node_root(part: &Path, log: &Path) -> Result<()> {
     let root = part.join("root");
     let debootstrap = find("debootstrap").context("debootstrap is not installed")?;
+    // An older debootstrap does not know the release by name, but all of Debian's are made by one script.
+    let script = [versions::NODE_SUITE, "sid"]
+        .map(|name| Path::new("/usr/share/debootstrap/scripts").join(name))
+        .into_iter()
+        .find(|path| path.exists())
+        .context("debootstrap has no script for Debian")?;
     // In namespaces of its own: its mounts and whatever its packages' scripts start end with it, also when we are killed.
     Tool::new("unshare")
         .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"])
@@ -34,6 +40,7 @@ pub(super) fn node_root(part: &Path, log: &Path) -> Result<()> {
         .arg(versions::NODE_SUITE)
         .arg(&root)
         .arg(mirror())
+        .arg(script)
         .called("debootstrap of the nodes' root")
         .logged(log)?;
     for leftover in ["var/cache/apt/archives", "var/lib/apt/lists", "var/log"] {

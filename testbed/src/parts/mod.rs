@@ -9,17 +9,17 @@ mod go;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::layout::Cache;
 use crate::progress::Progress;
 use crate::versions::{self, Containerd, Source};
 
-/// Where every part lies.
-#[derive(Debug, Clone)]
+/// Where every part lies. A testbed keeps this on record: a newer version of this program may build its parts otherwise.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Parts {
-    root: PathBuf,
     kubernetes: PathBuf,
     etcd: PathBuf,
     coredns: PathBuf,
@@ -27,7 +27,7 @@ pub struct Parts {
     probe: PathBuf,
     registry: PathBuf,
     node_root: PathBuf,
-    containerd: Vec<(&'static str, PathBuf)>,
+    containerd: Vec<(String, PathBuf)>,
 }
 
 /// What a part is made of; its hash is part of the folder's name.
@@ -71,7 +71,6 @@ impl Parts {
                 .with_context(|| format!("no part is named {name}"))
         };
         Ok(Self {
-            root: cache.root().to_owned(),
             kubernetes: at("kubernetes")?,
             etcd: at("etcd")?,
             coredns: at("coredns")?,
@@ -82,27 +81,35 @@ impl Parts {
             containerd: versions::CONTAINERD
                 .iter()
                 .filter(|row| series.contains(&row.series))
-                .map(|row| Ok((row.series, at(&containerd_name(row))?)))
+                .map(|row| Ok((row.series.to_owned(), at(&containerd_name(row))?)))
                 .collect::<Result<_>>()?,
         })
     }
 
-    /// The parts as the cache has them, for a testbed that is up already.
+    /// Checks that all of it is still there, for a testbed that is up already.
     ///
     /// # Errors
-    /// If one is missing: the cache was emptied, or this program is of another version than the one that made the testbed.
-    pub fn present(cache: &Cache, series: &[&str]) -> Result<Self> {
-        for recipe in recipes(series) {
-            let folder = cache.parts().join(recipe.folder());
-            if !folder.exists() {
-                anyhow::bail!(
-                    "{} is not in the cache any more ({} is missing); take the testbed down and up again",
-                    recipe.name,
-                    folder.display()
+    /// Names the first part that is not.
+    pub fn check_present(&self) -> Result<()> {
+        let single = [
+            &self.kubernetes,
+            &self.etcd,
+            &self.coredns,
+            &self.crictl,
+            &self.probe,
+            &self.registry,
+            &self.node_root,
+        ];
+        let containerds = self.containerd.iter().map(|(_, part)| part);
+        for part in single.into_iter().chain(containerds) {
+            if !part.exists() {
+                bail!(
+                    "{} is gone from the cache; take the testbed down and up again",
+                    part.display()
                 );
             }
         }
-        Self::ensure(cache, series, &Progress::silent())
+        Ok(())
     }
 
     /// A program of the control plane, or a tool of the host: `etcd`, `kube-apiserver`, `kubectl`, …
@@ -142,12 +149,6 @@ impl Parts {
                 self.node_root.join("root"),
             ])
             .collect()
-    }
-
-    /// The cache these parts are in.
-    #[must_use]
-    pub fn cache(&self) -> &Path {
-        &self.root
     }
 }
 
@@ -298,7 +299,7 @@ fn build(
         .long_step(&format!("{} built (once)", recipe.title()), || {
             match (&recipe.make, toolchain) {
                 (Make::Go(part), Some(toolchain)) => part.make(toolchain, &building, &log)?,
-                (Make::Go(_), None) => anyhow::bail!("no Go toolchain for {}", recipe.name),
+                (Make::Go(_), None) => bail!("no Go toolchain for {}", recipe.name),
                 (Make::NodeRoot, _) => debian::node_root(&building, &log)?,
                 (
                     Make::DebianPackage {
