@@ -32,7 +32,6 @@ pub mod process;
 pub mod progress;
 pub mod record;
 pub mod registry;
-mod seed;
 pub mod spec;
 pub mod teardown;
 pub mod tool;
