@@ -20,6 +20,7 @@ pub mod address;
 pub mod cgroups;
 mod cluster;
 pub mod control_plane;
+pub mod deployment;
 pub mod fabric;
 pub mod forwarder;
 pub mod host;

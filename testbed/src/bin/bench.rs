@@ -1,0 +1,327 @@
+//! The numbers that are published: measured on the testbed, printed as a table, and written to
+//! `target/bench.json` as an array of name, value and unit. What it is compared with runs beside it.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use testbed::deployment::{self, Options, workspace};
+use testbed::images::Product;
+use testbed::{Cluster, Progress, Spec, images, wait_for};
+
+const NAME: &str = "bench";
+const NODES: &str = "worker-1=1.7,worker-2=2.1,worker-3=2.4";
+const WORKERS: [&str; 3] = ["worker-1", "worker-2", "worker-3"];
+const ROUNDS: usize = 5;
+const DEADLINE: Duration = Duration::from_secs(180);
+
+fn main() -> Result<()> {
+    let parts: Vec<String> = std::env::args().skip(1).collect();
+    for part in &parts {
+        ensure!(
+            ["provision", "prefetch"].contains(&part.as_str()),
+            "there is no part {part}; the parts are provision and prefetch"
+        );
+    }
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
+
+    let mut table = Table::default();
+    let cache = testbed::layout::Cache::locate();
+    let product = images::product(cache.root(), &workspace(), &Progress::terminal())?;
+    Cluster::down(NAME)?;
+    let start = Instant::now();
+    let cluster = Cluster::up(&Spec::parse(NAME, NODES)?, &Progress::terminal())?;
+    table.add(
+        "testbed up with caches, three nodes",
+        &[start.elapsed().as_secs_f64()],
+        "s",
+    );
+    for image in images::base_set(cache.root())? {
+        cluster.push(&image.archive, &image.name)?;
+    }
+    deployment::deploy(
+        &cluster,
+        &product,
+        &Options {
+            linger: Some("2s".to_owned()),
+            ..Options::default()
+        },
+    )?;
+    for image in [&product.agent, &product.coordinator] {
+        let size = fs::metadata(&image.archive)?.len();
+        let name = image.name.split(':').next().unwrap_or_default();
+        table.add(&format!("image {name}, compressed"), &[megabytes(size)], "MB");
+    }
+    if wanted("provision") {
+        provision(&cluster, &product, &mut table)?;
+    }
+    if wanted("prefetch") {
+        prefetch(&cluster, &mut table)?;
+    }
+    Cluster::down(NAME)?;
+    table.print();
+    let file = workspace().join("target/bench.json");
+    fs::write(&file, serde_json::to_string_pretty(&table.rows)?).context("target/bench.json")?;
+    println!("\nAlso in target/bench.json.");
+    Ok(())
+}
+
+fn provision(cluster: &Cluster, product: &Product, table: &mut Table) -> Result<()> {
+    for node in WORKERS {
+        let (mut cold, mut warm, mut gaps, mut memory) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for round in 0..=ROUNDS {
+            // The first round makes the images of the Wasm pod and of the sandbox be there.
+            let absent = round % 2 == 1;
+            if absent {
+                let image = format!("{}/{}", cluster.registry(), product.agent.name);
+                cluster.exec(node, &["crictl", "rmi", &image])?;
+            }
+            let took = annotate_to_running(cluster, node)?;
+            if round > 0 {
+                if absent { &mut cold } else { &mut warm }.push(took);
+            }
+            gaps.extend(socket_gap(cluster, node)?);
+            memory.extend(agent_memory(cluster, node)?);
+            undo(cluster, node)?;
+        }
+        table.add(
+            &format!("annotate to Wasm pod running, agent image absent, {node}"),
+            &cold,
+            "s",
+        );
+        table.add(
+            &format!("annotate to Wasm pod running, agent image present, {node}"),
+            &warm,
+            "s",
+        );
+        table.add(&format!("containerd without a socket, {node}"), &gaps, "ms");
+        table.add(
+            &format!("agent's resident memory after an installation, {node}"),
+            &memory,
+            "MB",
+        );
+    }
+    Ok(())
+}
+
+/// From the annotation to the end of a Wasm pod that was there before it and waited for the node.
+fn annotate_to_running(cluster: &Cluster, node: &str) -> Result<f64> {
+    cluster.apply(&format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: bench, annotations: {{module.wasm.image/variant: compat-smart}}}}, spec: {{runtimeClassName: wasmedge, restartPolicy: Never, nodeSelector: {{kubernetes.io/hostname: {node}}}, containers: [{{name: hello, image: \"registry.testbed:5000/hello-wasm:1.0\", command: [/hello.wasm]}}]}}}}"
+    ))?;
+    let start = Instant::now();
+    cluster.kubectl(&[
+        "annotate",
+        "node",
+        node,
+        "kwasm.sh/kwasm-node=true",
+        "--overwrite",
+    ])?;
+    cluster
+        .kubectl(&[
+            "wait",
+            "pod/bench",
+            "--for=jsonpath={.status.phase}=Succeeded",
+            "--timeout=120s",
+        ])
+        .with_context(|| deployment::coordinator_log(cluster))?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn undo(cluster: &Cluster, node: &str) -> Result<()> {
+    cluster.kubectl(&["delete", "pod", "bench", "--wait"])?;
+    cluster.kubectl(&["annotate", "node", node, "kwasm.sh/kwasm-node-"])?;
+    wait_for("the node to be put back", DEADLINE, || {
+        let marks = deployment::marks(cluster, node)?;
+        ensure!(marks.is_empty(), "it carries {marks:?}");
+        Ok(Some(()))
+    })?;
+    Ok(deployment::wait_until_agents_are_gone(cluster, DEADLINE)?)
+}
+
+/// What the agent reported of the last installation, from the coordinator's log.
+fn socket_gap(cluster: &Cluster, node: &str) -> Result<Option<f64>> {
+    let log = deployment::coordinator_log(cluster);
+    let last = log
+        .lines()
+        .rev()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .find(|line| line["message"] == "reported done" && line["node"] == node && line["work"] == "Install");
+    let Some(line) = last else {
+        bail!("the log tells of no installation on {node}");
+    };
+    Ok(line["socket_gap_ms"]
+        .as_f64()
+        .or_else(|| line["socket_gap_ms"].as_str()?.parse().ok()))
+}
+
+/// Resident memory of the agent's process in its pod, in megabytes; none if it has gone already.
+fn agent_memory(cluster: &Cluster, node: &str) -> Result<Option<f64>> {
+    let script = "for p in /proc/[0-9]*; do case \"$(tr '\\0' ' ' < $p/cmdline 2>/dev/null)\" in /quartermaster-agent*) awk '/VmRSS/ {print $2}' $p/status;; esac; done";
+    let printed = cluster.exec(node, &["sh", "-c", script])?;
+    Ok(printed
+        .lines()
+        .next()
+        .and_then(|kib| kib.parse::<f64>().ok())
+        .map(|kib| kib / 1024.0))
+}
+
+const IMAGES: usize = 20;
+
+/// 20 images of 5 to 200 MB on three nodes, beside crictl pull with four at once.
+fn prefetch(cluster: &Cluster, table: &mut Table) -> Result<()> {
+    let names = push_images(cluster)?;
+    for node in WORKERS {
+        cluster.kubectl(&["label", "node", node, "bench=yes", "--overwrite"])?;
+    }
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for round in 0..3 {
+        forget(cluster, &names)?;
+        theirs.push(crictl(cluster, &names)?);
+        forget(cluster, &names)?;
+        ours.push(apply_to_ready(cluster, &names, round)?);
+    }
+    table.add(
+        "20 images of 670 MB on three nodes, from apply to READY",
+        &ours,
+        "s",
+    );
+    table.add("the same by crictl pull, four at once on each node", &theirs, "s");
+    let ratio = median(&ours) / median(&theirs);
+    table.add("ratio of the two", &[ratio], "");
+    Ok(())
+}
+
+fn push_images(cluster: &Cluster) -> Result<Vec<String>> {
+    // 670 MB in all, of bytes that do not compress.
+    const SIZES: [usize; IMAGES] = [
+        200, 100, 80, 60, 40, 30, 25, 20, 15, 15, 12, 10, 10, 10, 8, 8, 7, 7, 7, 6,
+    ];
+    let folder = tempfile::tempdir()?;
+    let mut names = Vec::new();
+    for (n, size) in SIZES.into_iter().enumerate() {
+        let name = format!("bench-{n}:1.0");
+        let archive = folder.path().join(format!("{n}.tar"));
+        images::random(&archive, &name, size * 1_000_000)?;
+        cluster.push(&archive, &name)?;
+        fs::remove_file(&archive)?;
+        names.push(format!("{}/{name}", cluster.registry()));
+    }
+    Ok(names)
+}
+
+fn forget(cluster: &Cluster, names: &[String]) -> Result<()> {
+    for node in WORKERS {
+        let mut command = vec!["crictl", "rmi"];
+        command.extend(names.iter().map(String::as_str));
+        // Those that are not there are no error here.
+        let _ = cluster.exec(node, &command);
+        let listed = cluster.exec(node, &["crictl", "images"])?;
+        ensure!(!listed.contains("/bench-"), "{node} still has images:\n{listed}");
+        cluster
+            .exec(node, &["ctr", "-n", "k8s.io", "content", "prune", "references"])
+            .ok();
+    }
+    Ok(())
+}
+
+fn crictl(cluster: &Cluster, names: &[String]) -> Result<f64> {
+    let start = Instant::now();
+    let list = names.join("\n");
+    std::thread::scope(|scope| {
+        let nodes: Vec<_> = WORKERS
+            .into_iter()
+            .map(|node| {
+                let script = "printf '%s\\n' \"$1\" | xargs -P 4 -n 1 crictl pull >/dev/null";
+                let list = list.as_str();
+                scope.spawn(move || cluster.exec(node, &["sh", "-c", script, "sh", list]))
+            })
+            .collect();
+        nodes.into_iter().try_for_each(|node| match node.join() {
+            Ok(result) => result.map(drop),
+            Err(_) => bail!("a thread died"),
+        })
+    })?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn apply_to_ready(cluster: &Cluster, names: &[String], round: usize) -> Result<f64> {
+    let containers: Vec<Value> = names
+        .iter()
+        .enumerate()
+        .map(|(n, image)| json!({"name": format!("c{n}"), "image": image}))
+        .collect();
+    let labels = json!({"app": "bench"});
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "bench", "namespace": "default", "labels": labels},
+        "spec": {"replicas": 0, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": containers}}},
+    });
+    cluster.apply(&deployment.to_string())?;
+    let name = format!("bench-{round}");
+    let object = json!({
+        "apiVersion": "cache.techsquad.rocks/v1", "kind": "Prefetch",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"filter_by_labels": labels, "node_filter": "worker", "retry_after": 60},
+    });
+    let start = Instant::now();
+    cluster.apply(&object.to_string())?;
+    cluster
+        .kubectl(&[
+            "wait",
+            &format!("prefetch/{name}"),
+            "--for=condition=Ready",
+            "--timeout=180s",
+        ])
+        .with_context(|| deployment::coordinator_log(cluster))?;
+    let took = start.elapsed().as_secs_f64();
+    cluster.kubectl(&["delete", "prefetch", &name])?;
+    cluster.kubectl(&["delete", "deployment", "bench"])?;
+    deployment::wait_until_agents_are_gone(cluster, DEADLINE)?;
+    Ok(took)
+}
+
+fn megabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[derive(Default)]
+struct Table {
+    rows: Vec<Value>,
+}
+
+impl Table {
+    fn add(&mut self, name: &str, values: &[f64], unit: &str) {
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        println!("  {name}: {:.2} {unit}", median(values));
+        self.rows.push(json!({
+            "name": name, "value": median(values), "unit": unit,
+            "least": least, "most": most, "runs": values.len(),
+        }));
+    }
+
+    fn print(&self) {
+        println!("\n{:<66} {:>8} {:>17}  runs", "", "median", "least to most");
+        for row in &self.rows {
+            let number = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
+            println!(
+                "{:<66} {:>8.2} {:>7.2} to {:>6.2}  {} {}",
+                row["name"].as_str().unwrap_or_default(),
+                number("value"),
+                number("least"),
+                number("most"),
+                row["runs"],
+                row["unit"].as_str().unwrap_or_default(),
+            );
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Quartermaster itself in a testbed, put there as a user puts it into a cluster: images in a registry, and
+//! `kubectl apply -k` of an overlay that names them.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::cluster::Cluster;
+use crate::images::Product;
+use crate::wait::wait_for;
+
+/// The namespace of coordinator and agents.
+pub const NAMESPACE: &str = "quartermaster";
+/// Selects the agents' pods.
+const AGENTS: &str = "--selector=app.kubernetes.io/component=agent";
+
+/// What a deployment differs in from the plain base.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Take the overlay `auto-provision`.
+    pub auto_provision: bool,
+    /// How long idle agents stay, such as `5s`; the base's own time where it is `None`.
+    pub linger: Option<String>,
+}
+
+/// Pushes the images and applies the manifests; returns when the coordinator answers.
+///
+/// # Errors
+/// If the registry or the API server refuses something, or the coordinator does not come up in time; with
+/// its pods and their log.
+pub fn deploy(cluster: &Cluster, product: &Product, options: &Options) -> Result<()> {
+    for image in [&product.agent, &product.coordinator] {
+        cluster.push(&image.archive, &image.name)?;
+    }
+    let overlay = write_overlay(cluster, product, options)?;
+    let folder = overlay.path().display().to_string();
+    cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "-k", &folder])?;
+    wait_until_up(cluster)
+}
+
+/// Waits until the coordinator of the newest generation is the only one, and ready.
+///
+/// # Errors
+/// If it is not so within two minutes; with its pods and their log.
+pub fn wait_until_up(cluster: &Cluster) -> Result<()> {
+    cluster
+        .kubectl(&[
+            "rollout",
+            "status",
+            "--namespace=quartermaster",
+            "deployment/quartermaster-coordinator",
+            "--timeout=120s",
+        ])
+        .map(drop)
+        .with_context(|| {
+            let pods = cluster
+                .kubectl(&["describe", "pods", "--namespace=quartermaster"])
+                .unwrap_or_default();
+            format!(
+                "the coordinator did not come up:\n{pods}\n{}",
+                coordinator_log(cluster)
+            )
+        })
+}
+
+/// The manifests of the workspace.
+#[must_use]
+pub fn manifests() -> PathBuf {
+    workspace().join("manifests")
+}
+
+/// The root of the workspace.
+#[must_use]
+pub fn workspace() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    fs::canonicalize(&root).unwrap_or(root)
+}
+
+/// The whole log of the coordinator, or why there is none.
+#[must_use]
+pub fn coordinator_log(cluster: &Cluster) -> String {
+    let log = cluster.kubectl(&[
+        "logs",
+        "--namespace=quartermaster",
+        "deployment/quartermaster-coordinator",
+        "--tail=-1",
+    ]);
+    log.unwrap_or_else(|error| format!("{error:#}"))
+}
+
+/// Names of the agents' pods that are there.
+///
+/// # Errors
+/// If the API server can't be asked.
+pub fn agent_pods(cluster: &Cluster) -> Result<Vec<String>> {
+    let names = cluster.kubectl(&[
+        "get",
+        "pods",
+        "--namespace=quartermaster",
+        AGENTS,
+        "--output=name",
+    ])?;
+    Ok(names.lines().map(ToOwned::to_owned).collect())
+}
+
+/// Waits until no agent is left.
+///
+/// # Errors
+/// If one is there at the deadline.
+pub fn wait_until_agents_are_gone(cluster: &Cluster, deadline: Duration) -> Result<()> {
+    wait_for("the agents to go away", deadline, || {
+        let left = agent_pods(cluster)?;
+        anyhow::ensure!(left.is_empty(), "still there: {}", left.join(", "));
+        Ok(Some(()))
+    })?;
+    Ok(())
+}
+
+/// An object of the cluster in JSON.
+///
+/// # Errors
+/// If it is not there.
+pub fn get(cluster: &Cluster, what: &[&str]) -> Result<Value> {
+    let mut args = vec!["get", "--output=json"];
+    args.extend(what);
+    Ok(serde_json::from_str(&cluster.kubectl(&args)?)?)
+}
+
+/// The condition `WasmRuntimeReady` of a node: status, reason and message.
+///
+/// # Errors
+/// If the node is not there.
+pub fn condition(cluster: &Cluster, node: &str) -> Result<Option<(String, String, String)>> {
+    let node = get(cluster, &["node", node])?;
+    let conditions = node["status"]["conditions"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Ok(conditions
+        .iter()
+        .find(|c| c["type"] == "WasmRuntimeReady")
+        .map(|c| (text(&c["status"]), text(&c["reason"]), text(&c["message"]))))
+}
+
+/// Waits until a node takes Wasm pods by its condition and both labels.
+///
+/// # Errors
+/// If it does not by the deadline; with its condition and the coordinator's log.
+pub fn wait_until_provisioned(cluster: &Cluster, node: &str, deadline: Duration) -> Result<()> {
+    wait_for(&format!("{node} to be provisioned"), deadline, || {
+        let object = get(cluster, &["node", node])?;
+        let labels = &object["metadata"]["labels"];
+        let condition = condition(cluster, node)?;
+        let there = labels["kwasm.sh/kwasm-provisioned"] == node && labels["kwasm.sh/crun"] == "ready";
+        let holds = condition.as_ref().is_some_and(|(status, _, _)| status == "True");
+        anyhow::ensure!(there && holds, "labels {labels}, condition {condition:?}");
+        Ok(Some(()))
+    })
+    .with_context(|| coordinator_log(cluster))?;
+    Ok(())
+}
+
+/// Everything of ours that a Node carries: labels, annotations and the condition, by their keys.
+///
+/// # Errors
+/// If the node is not there.
+pub fn marks(cluster: &Cluster, node: &str) -> Result<Vec<String>> {
+    let object = get(cluster, &["node", node])?;
+    let ours = |map: &Value| -> Vec<String> {
+        let keys = map.as_object().into_iter().flat_map(|map| map.keys().cloned());
+        keys.filter(|key| {
+            (key.starts_with("kwasm.sh/") && key != "kwasm.sh/kwasm-node")
+                || key.starts_with("cache.techsquad.rocks/")
+        })
+        .collect()
+    };
+    let mut marks = ours(&object["metadata"]["labels"]);
+    marks.extend(ours(&object["metadata"]["annotations"]));
+    if condition(cluster, node)?.is_some() {
+        marks.push("WasmRuntimeReady".to_owned());
+    }
+    Ok(marks)
+}
+
+fn write_overlay(cluster: &Cluster, product: &Product, options: &Options) -> Result<tempfile::TempDir> {
+    let folder = tempfile::tempdir().context("a folder for the overlay")?;
+    let base = if options.auto_provision {
+        manifests().join("overlays/auto-provision")
+    } else {
+        manifests()
+    };
+    // kustomize takes no absolute path for a base.
+    let base = relative(&fs::canonicalize(folder.path())?, &base);
+    let mut text = format!(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [{}]\nimages:\n",
+        base.display()
+    );
+    for (part, image) in [("agent", &product.agent), ("coordinator", &product.coordinator)] {
+        let (name, tag) = image.name.split_once(':').context("the image has no tag")?;
+        let registry = cluster.registry();
+        text += &format!(
+            "  - name: ghcr.io/quartermaster-k8s/quartermaster-{part}\n    newName: {registry}/{name}\n    newTag: {tag:?}\n"
+        );
+    }
+    if let Some(linger) = &options.linger {
+        text += &format!(
+            "patches:\n  - target: {{kind: Deployment, name: quartermaster-coordinator}}\n    patch: '[{{\"op\": \"add\", \"path\": \"/spec/template/spec/containers/0/args/-\", \"value\": \"--linger={linger}\"}}]'\n"
+        );
+    }
+    fs::write(folder.path().join("kustomization.yaml"), text)?;
+    Ok(folder)
+}
+
+/// The path that leads from one folder to another; both absolute and without links.
+fn relative(from: &Path, to: &Path) -> PathBuf {
+    let from: Vec<Component<'_>> = from.components().collect();
+    let to: Vec<Component<'_>> = to.components().collect();
+    let shared = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+    let up = std::iter::repeat_n(Component::ParentDir, from.len() - shared);
+    up.chain(to[shared..].iter().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_path_goes_up_and_down() {
+        let path = |from: &str, to: &str| relative(Path::new(from), Path::new(to));
+        assert_eq!(path("/tmp/x", "/src/p/m"), Path::new("../../src/p/m"));
+        assert_eq!(path("/a/b", "/a/c"), Path::new("../c"));
+    }
+}

@@ -1,0 +1,140 @@
+//! The product on a real cluster: kubelets, containerds of four generations, an API server, a registry, and
+//! the two images as their Dockerfiles make them.
+//!
+//! One cluster carries all scenarios, one after another; each leaves it as it found it. `TESTBED_KEEP=1`
+//! leaves the cluster up at the end, for a look.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use testbed::deployment::{self, Options};
+use testbed::{Cluster, Progress, Spec, images};
+
+#[path = "end_to_end/prefetch.rs"]
+mod prefetch;
+#[path = "end_to_end/provision.rs"]
+mod provision;
+#[path = "end_to_end/stage.rs"]
+mod stage;
+
+use stage::Stage;
+
+const NAME: &str = "e2e";
+const NODES: &str = "worker-16=1.6,worker-17=1.7,worker-21=2.1,worker-24=2.4";
+
+type Scenario = fn(&Stage) -> anyhow::Result<()>;
+
+const SCENARIOS: &[(&str, Scenario)] = &[
+    (
+        "a_quiet_cluster_gets_no_agent_and_no_write",
+        provision::a_quiet_cluster_gets_no_agent_and_no_write,
+    ),
+    (
+        "every_containerd_is_provisioned_runs_wasm_and_is_put_back_byte_for_byte",
+        provision::every_containerd_is_provisioned_runs_wasm_and_is_put_back_byte_for_byte,
+    ),
+    (
+        "pods_that_use_the_handler_block_its_removal_until_they_are_gone",
+        provision::pods_that_use_the_handler_block_its_removal_until_they_are_gone,
+    ),
+    (
+        "a_containerd_that_does_not_come_back_gets_its_old_configuration_again",
+        provision::a_containerd_that_does_not_come_back_gets_its_old_configuration_again,
+    ),
+    (
+        "a_handler_of_somebody_else_is_refused_and_left_alone",
+        provision::a_handler_of_somebody_else_is_refused_and_left_alone,
+    ),
+    (
+        "a_rebooted_node_is_verified_again",
+        provision::a_rebooted_node_is_verified_again,
+    ),
+    (
+        "images_of_a_deployment_that_cant_be_placed_are_on_every_node",
+        prefetch::images_of_a_deployment_that_cant_be_placed_are_on_every_node,
+    ),
+    (
+        "an_image_that_does_not_exist_is_named_and_comes_once_it_does",
+        prefetch::an_image_that_does_not_exist_is_named_and_comes_once_it_does,
+    ),
+    (
+        "bad_prefetches_are_refused_by_the_api_server",
+        prefetch::bad_prefetches_are_refused_by_the_api_server,
+    ),
+    (
+        "a_restarted_coordinator_wakes_no_agent",
+        prefetch::a_restarted_coordinator_wakes_no_agent,
+    ),
+    (
+        "auto_provision_takes_every_node_but_one_at_a_time",
+        provision::auto_provision_takes_every_node_but_one_at_a_time,
+    ),
+];
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // All scenarios share one cluster.
+    arguments.test_threads = Some(1);
+    if arguments.list {
+        return libtest_mimic::run(&arguments, trials(None)).exit_code();
+    }
+    let stage = match set() {
+        Ok(stage) => Arc::new(stage),
+        Err(error) => {
+            eprintln!("the cluster for the end-to-end tests can't be set up: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let conclusion = libtest_mimic::run(&arguments, trials(Some(stage)));
+    if std::env::var_os("TESTBED_KEEP").is_none()
+        && let Err(error) = Cluster::down(NAME)
+    {
+        eprintln!("the cluster can't be taken down: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    conclusion.exit_code()
+}
+
+fn trials(stage: Option<Arc<Stage>>) -> Vec<Trial> {
+    SCENARIOS
+        .iter()
+        .map(|(name, scenario)| {
+            let stage = stage.clone();
+            Trial::test(*name, move || {
+                let stage = stage.ok_or_else(|| Failed::from("no cluster"))?;
+                stage
+                    .run(*scenario)
+                    .map_err(|error| Failed::from(format!("{error:#}")))
+            })
+        })
+        .collect()
+}
+
+/// A fresh cluster with Quartermaster in it.
+fn set() -> anyhow::Result<Stage> {
+    let spec = Spec::parse(NAME, NODES)?;
+    let keep = std::env::var_os("TESTBED_KEEP").is_some();
+    let cluster = match Cluster::open(NAME) {
+        Ok(cluster) if keep && cluster.spec() == &spec => cluster,
+        _ => {
+            Cluster::down(NAME)?;
+            Cluster::up(&spec, &Progress::terminal())?
+        }
+    };
+    let cache = testbed::layout::Cache::locate();
+    let product = images::product(cache.root(), &deployment::workspace(), &Progress::terminal())?;
+    for image in images::base_set(cache.root())? {
+        cluster.push(&image.archive, &image.name)?;
+    }
+    let stage = Stage { cluster, product };
+    deployment::deploy(
+        &stage.cluster,
+        &stage.product,
+        &Options {
+            linger: Some("3s".to_owned()),
+            ..Options::default()
+        },
+    )?;
+    Ok(stage)
+}
