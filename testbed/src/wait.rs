@@ -1,5 +1,6 @@
 //! Waiting for a condition, always with a deadline.
 
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,18 @@ pub enum WaitError {
 
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Every deadline is multiplied by `$TESTBED_PATIENCE` (1 if unset), for machines that are slow: emulated, or with much
+/// else to do.
+fn patience() -> u32 {
+    static FACTOR: OnceLock<u32> = OnceLock::new();
+    *FACTOR.get_or_init(|| {
+        std::env::var("TESTBED_PATIENCE")
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .map_or(1, |factor: u32| factor.clamp(1, 100))
+    })
+}
+
 /// Looks again and again until the condition holds. `Ok(None)` and an error both mean "not yet"; the last error is in the
 /// message when `deadline` passes.
 ///
@@ -65,6 +78,7 @@ pub fn wait_or_give_up<T>(
     deadline: Duration,
     mut look: impl FnMut() -> Look<T>,
 ) -> Result<T, WaitError> {
+    let deadline = deadline * patience();
     let start = Instant::now();
     loop {
         let last = match look() {
