@@ -1,2 +1,113 @@
-//! The agent of Quartermaster.
+//! The agent of Quartermaster: one static binary, on each node that has work.
+//!
+//! It edits containerd's configuration, installs the runtime and pulls images, for the coordinator ([`serve`]) or
+//! for a person on the node ([`cli`]). The decisions are pure and stand in [`config`] and [`containerd`]; the stages
+//! that carry them out in [`install`]; images in [`pull`]; what the host offers in [`host`].
+
+pub mod cli;
 pub mod config;
+pub mod containerd;
+mod describe;
+mod failure;
+pub mod host;
+pub mod install;
+mod person;
+pub mod pull;
+pub mod serve;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cli::{Cli, Command, LogFormat};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+/// Runs a command of the command line.
+///
+/// # Errors
+/// What could not even be begun; everything else is in the exit code, as `--help` lists them.
+pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Plan { host, json } => person::plan(&host, json).await,
+        Command::Install { host, prepare_only } => person::install(&host, prepare_only).await,
+        Command::Uninstall { host, force } => person::uninstall(&host, force).await,
+        Command::Status { host, json } => person::status(&host, json).await,
+        Command::Pull {
+            host,
+            images,
+            parallelism,
+            attempts,
+            deadline,
+        } => {
+            let deadline = Duration::from_secs(deadline);
+            person::pull_images(&host, images, parallelism, attempts, deadline).await
+        }
+        Command::Apply { journal } => {
+            log_to_stderr(LogFormat::Text);
+            let root = host::HostRoot::open("/")?;
+            install::apply(Arc::new(root), &journal).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Serve(serve) => {
+            log_to_stderr(serve.log_format);
+            serve_until_told(*serve).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+async fn serve_until_told(arguments: cli::Serve) -> anyhow::Result<()> {
+    let options = serve::Options {
+        node_name: arguments.node_name,
+        host_root: arguments.host.host_root,
+        payload: arguments.host.payload,
+        enrolment: serve::Enrolment {
+            url: arguments.enroll_url,
+            ca_file: arguments.ca_file,
+            token_file: arguments.token_file,
+            pod_ip: arguments.pod_ip,
+        },
+        listen: arguments.listen,
+        health_listen: arguments.health_listen,
+        metrics_listen: arguments.metrics_listen,
+    };
+    let bound = serve::Bound::bind(&options).await?;
+    let shutdown = CancellationToken::new();
+    tokio::spawn(watch_signals(shutdown.clone()));
+    serve::serve(options, bound, shutdown).await
+}
+
+/// The first signal drains, the second aborts.
+async fn watch_signals(shutdown: CancellationToken) {
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return;
+    };
+    for round in 0.. {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        if round > 0 {
+            tracing::warn!("told twice to end; ending at once");
+            std::process::exit(1);
+        }
+        tracing::info!("told to end; running commands are finished first");
+        shutdown.cancel();
+    }
+}
+
+fn log_to_stderr(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_writer(std::io::stderr);
+    let _ = match format {
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+        LogFormat::Text => log.with_ansi(false).try_init(),
+    };
+}

@@ -28,11 +28,7 @@ impl Version {
         let major = numbers.next()?.ok()?;
         let minor = numbers.next()?.ok()?;
         let patch = numbers.next().and_then(Result::ok).unwrap_or(0);
-        Some(Self {
-            major,
-            minor,
-            patch,
-        })
+        Some(Self { major, minor, patch })
     }
 }
 
@@ -102,12 +98,7 @@ pub(crate) fn imports_of(bytes: &[u8]) -> Option<Vec<String>> {
     let text = std::str::from_utf8(bytes).ok()?;
     let document = Document::parse(text).ok()?;
     let tree = Tree::of(&document);
-    Some(
-        tree.texts(&["imports"])
-            .into_iter()
-            .map(str::to_owned)
-            .collect(),
-    )
+    Some(tree.texts(&["imports"]).into_iter().map(str::to_owned).collect())
 }
 
 #[cfg(test)]

@@ -60,11 +60,7 @@ pub(crate) enum Place {
     End,
     /// Before the closing brace of an inline table that stands for the first `depth` keys of the path of
     /// `runtimes`; `at` is the byte offset, `empty` whether there is nothing between its braces.
-    Inside {
-        at: usize,
-        depth: usize,
-        empty: bool,
-    },
+    Inside { at: usize, depth: usize, empty: bool },
 }
 
 /// Why no text can go in.
@@ -74,11 +70,7 @@ pub(crate) struct NoPlace {
 }
 
 /// Finds the place for an entry of `runtimes`, from the deepest table of its path that exists.
-pub(crate) fn place(
-    document: &Document<&str>,
-    text: &str,
-    family: Family,
-) -> Result<Place, NoPlace> {
+pub(crate) fn place(document: &Document<&str>, text: &str, family: Family) -> Result<Place, NoPlace> {
     let path = family.runtimes();
     let refuse = |depth: usize, why| {
         Err(NoPlace {
@@ -129,11 +121,7 @@ pub(crate) fn place(
     Ok(Place::End)
 }
 
-fn deepest<'a>(
-    mut table: &'a InlineTable,
-    path: &[&str],
-    mut depth: usize,
-) -> (&'a InlineTable, usize) {
+fn deepest<'a>(mut table: &'a InlineTable, path: &[&str], mut depth: usize) -> (&'a InlineTable, usize) {
     while let Some(Value::InlineTable(inner)) = path.get(depth).and_then(|key| table.get(key)) {
         table = inner;
         depth += 1;
@@ -142,12 +130,7 @@ fn deepest<'a>(
 }
 
 /// Header tables for our handler, each line ended by `newline`.
-pub(crate) fn handler_tables(
-    family: Family,
-    handler: &Handler,
-    copied: &Copied,
-    newline: &str,
-) -> String {
+pub(crate) fn handler_tables(family: Family, handler: &Handler, copied: &Copied, newline: &str) -> String {
     let header = header(family, &handler.name);
     let mut lines = vec![
         NOTE.to_owned(),
@@ -168,8 +151,7 @@ pub(crate) fn handler_tables(
 pub(crate) fn runc_table(family: Family, newline: &str) -> String {
     join(
         &[
-            "# containerd 1.x has this entry by itself only while no other is written down."
-                .to_owned(),
+            "# containerd 1.x has this entry by itself only while no other is written down.".to_owned(),
             format!("[{}]", header(family, "runc")),
             format!("  runtime_type = \"{RUNTIME_TYPE}\""),
         ],
@@ -217,11 +199,7 @@ pub(crate) fn newline_of(text: &str) -> &'static str {
 }
 
 fn header(family: Family, name: &str) -> String {
-    let mut keys: Vec<String> = family
-        .runtimes()
-        .iter()
-        .map(|key| bare_or_quoted(key))
-        .collect();
+    let mut keys: Vec<String> = family.runtimes().iter().map(|key| bare_or_quoted(key)).collect();
     keys.push(bare_or_quoted(name));
     keys.join(".")
 }

@@ -13,7 +13,7 @@ mod undo;
 pub use facts::{ConfigFacts, Family, ImportedFile, Version};
 pub use insertion::{Handler, Piece, PieceKind};
 pub use plan::{ConfigEdit, Plan, Refusal, RefusalKind, plan};
-pub use undo::{EditRecord, Undo, undo};
+pub use undo::{EditRecord, Undo, UndoError, undo};
 
 pub(crate) use facts::imports_of;
 

@@ -6,9 +6,7 @@ use thiserror::Error;
 use toml_edit::Document;
 
 use super::facts::{ConfigFacts, Family};
-use super::insertion::{
-    self, Copied, Handler, POD_ANNOTATIONS, Piece, PieceKind, Place, RUNTIME_TYPE,
-};
+use super::insertion::{self, Copied, Handler, POD_ANNOTATIONS, Piece, PieceKind, Place, RUNTIME_TYPE};
 use super::tree::Tree;
 use super::undo::{Undo, undo};
 
@@ -159,10 +157,7 @@ fn new_file(facts: &ConfigFacts, handler: &Handler) -> ConfigEdit {
     }
     pieces.push(Piece {
         kind: PieceKind::Handler,
-        text: format!(
-            "\n{}",
-            insertion::handler_tables(family, handler, &copied, "\n")
-        ),
+        text: format!("\n{}", insertion::handler_tables(family, handler, &copied, "\n")),
     });
     ConfigEdit {
         before: None,
@@ -173,11 +168,7 @@ fn new_file(facts: &ConfigFacts, handler: &Handler) -> ConfigEdit {
     }
 }
 
-fn readable<'a>(
-    bytes: &'a [u8],
-    facts: &ConfigFacts,
-    refusing: &Refusing<'_>,
-) -> Result<&'a str, Refusal> {
+fn readable<'a>(bytes: &'a [u8], facts: &ConfigFacts, refusing: &Refusing<'_>) -> Result<&'a str, Refusal> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         refusing.because(
             format!("is not UTF-8 (byte {})", error.valid_up_to()),
@@ -223,11 +214,7 @@ fn first_line(error: &toml_edit::TomlError, text: &str) -> String {
     )
 }
 
-fn header_version(
-    root: &Tree,
-    facts: &ConfigFacts,
-    refusing: &Refusing<'_>,
-) -> Result<i64, Refusal> {
+fn header_version(root: &Tree, facts: &ConfigFacts, refusing: &Refusing<'_>) -> Result<i64, Refusal> {
     let version = match root.get(&["version"]) {
         None => 1,
         Some(Tree::Integer(version)) => *version,
@@ -244,7 +231,7 @@ fn header_version(
             format!("says `version = {version}`, which containerd {daemon} cannot read"),
             "Write the file in version 2, then try again.",
         )),
-        ..2 if daemon.major >= 2 => Err(refusing.because(
+        ..=1 if daemon.major >= 2 => Err(refusing.because(
             format!("is of version 1, whose CRI settings containerd {daemon} does not apply"),
             "Convert it with `containerd config migrate`, check the result, restart containerd, then try again.",
         )),
@@ -294,11 +281,7 @@ fn check_imports(facts: &ConfigFacts, refusing: &Refusing<'_>) -> Result<(), Ref
 fn imported(import: &super::ImportedFile, refusing: &Refusing<'_>) -> Result<Tree, Refusal> {
     std::str::from_utf8(&import.bytes)
         .ok()
-        .and_then(|text| {
-            Document::parse(text)
-                .ok()
-                .map(|document| Tree::of(&document))
-        })
+        .and_then(|text| Document::parse(text).ok().map(|document| Tree::of(&document)))
         .ok_or_else(|| {
             refusing.because(
                 format!("imports {}, which is not valid TOML", import.path),
@@ -421,9 +404,7 @@ fn check_default_runtime(
     let name = default_runtime_name(tree, family);
     let written = tree.table(&family.runtimes());
     let there = match written {
-        Some(entries) => {
-            entries.contains_key(name) || (facts.containerd.major >= 2 && name == "runc")
-        }
+        Some(entries) => entries.contains_key(name) || (facts.containerd.major >= 2 && name == "runc"),
         None => name == "runc",
     };
     if there {
@@ -494,10 +475,7 @@ fn wanted(handler: &Handler, copied: &Copied) -> Tree {
             "options".to_owned(),
             Tree::Table(BTreeMap::from([
                 ("BinaryName".to_owned(), text(&handler.binary)),
-                (
-                    "SystemdCgroup".to_owned(),
-                    Tree::Boolean(copied.systemd_cgroup),
-                ),
+                ("SystemdCgroup".to_owned(), Tree::Boolean(copied.systemd_cgroup)),
             ])),
         ),
     ]);
@@ -534,10 +512,7 @@ fn insert(
         )
     })?;
     let (at, pieces) = match place {
-        Place::End => (
-            text.len(),
-            appended(&text, family, handler, copied, add_runc),
-        ),
+        Place::End => (text.len(), appended(&text, family, handler, copied, add_runc)),
         Place::Inside { at, depth, empty } => {
             // Inside braces the parts share commas and braces, so they are one piece.
             let mut entries = insertion::handler_entry(handler, copied);
@@ -573,13 +548,7 @@ fn insert(
     })
 }
 
-fn appended(
-    text: &str,
-    family: Family,
-    handler: &Handler,
-    copied: &Copied,
-    add_runc: bool,
-) -> Vec<Piece> {
+fn appended(text: &str, family: Family, handler: &Handler, copied: &Copied, add_runc: bool) -> Vec<Piece> {
     let newline = insertion::newline_of(text);
     let mut lead = if text.is_empty() || text.ends_with('\n') {
         newline.to_owned()
@@ -622,11 +591,7 @@ fn prove(edit: &ConfigEdit, handler: &Handler, refusing: &Refusing<'_>) -> Resul
             })
     };
     let runtimes = edit.family.runtimes();
-    let ours: Vec<&str> = runtimes
-        .iter()
-        .copied()
-        .chain([handler.name.as_str()])
-        .collect();
+    let ours: Vec<&str> = runtimes.iter().copied().chain([handler.name.as_str()]).collect();
     let runc: Vec<&str> = runtimes.iter().copied().chain(["runc"]).collect();
     let before = parse(edit.before.as_deref().unwrap_or_default())?;
     let after = parse(&edit.after)?;

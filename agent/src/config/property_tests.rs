@@ -36,10 +36,7 @@ fn body() -> impl Strategy<Value = String> {
 fn table(headers: &'static [&'static str]) -> impl Strategy<Value = Vec<String>> {
     (
         proptest::sample::subsequence(headers, 0..=headers.len()).prop_shuffle(),
-        proptest::collection::vec(
-            (body(), "(|# [a-z=\"\\[ ]{0,20}\n|\n|   \n)"),
-            headers.len(),
-        ),
+        proptest::collection::vec((body(), "(|# [a-z=\"\\[ ]{0,20}\n|\n|   \n)"), headers.len()),
     )
         .prop_map(|(chosen, bodies)| {
             chosen
@@ -89,12 +86,8 @@ fn file() -> impl Strategy<Value = (String, &'static str)> {
         table(V3_HEADERS),
         prop_oneof![Just("2.1.0"), Just("2.4.2")],
     );
-    (
-        prop_oneof![v2.boxed(), v3.boxed()],
-        any::<bool>(),
-        any::<bool>(),
-    )
-        .prop_map(|((head, tables, daemon), crlf, cut)| {
+    (prop_oneof![v2.boxed(), v3.boxed()], any::<bool>(), any::<bool>()).prop_map(
+        |((head, tables, daemon), crlf, cut)| {
             let mut text = head + &tables.concat();
             if cut {
                 text.truncate(text.trim_end().len());
@@ -103,7 +96,8 @@ fn file() -> impl Strategy<Value = (String, &'static str)> {
                 text = text.replace('\n', "\r\n");
             }
             (text, daemon)
-        })
+        },
+    )
 }
 
 fn planned(text: &str, daemon: &str) -> Option<ConfigEdit> {

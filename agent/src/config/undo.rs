@@ -42,9 +42,7 @@ pub enum UndoError {
     #[error("is not valid TOML any more")]
     NotToml,
     /// Our entry has been rewritten into a form whose text cannot be told from the rest.
-    #[error(
-        "writes the handler in a form that cannot be taken out without touching other settings"
-    )]
+    #[error("writes the handler in a form that cannot be taken out without touching other settings")]
     Entangled,
 }
 
@@ -53,11 +51,7 @@ pub enum UndoError {
 ///
 /// # Errors
 /// [`UndoError`] when the result would not be the current file without our entries.
-pub fn undo(
-    current: &[u8],
-    record: Option<&EditRecord>,
-    handler: &Handler,
-) -> Result<Undo, UndoError> {
+pub fn undo(current: &[u8], record: Option<&EditRecord>, handler: &Handler) -> Result<Undo, UndoError> {
     if let Some(record) = record
         && record.after == current
     {
@@ -76,9 +70,7 @@ pub fn undo(
     let mut rest = cut(text, pieces, PieceKind::Handler, &ours)?;
     let mut expected = tree.without(&ours);
 
-    let runc_is_ours = pieces
-        .iter()
-        .any(|piece| piece.kind == PieceKind::ImplicitRunc);
+    let runc_is_ours = pieces.iter().any(|piece| piece.kind == PieceKind::ImplicitRunc);
     let others = parse(&rest)?
         .table(&family.runtimes())
         .is_some_and(|entries| entries.keys().any(|name| name != "runc"));
@@ -106,13 +98,11 @@ fn parse(text: &str) -> Result<Tree, UndoError> {
 }
 
 fn families_with(tree: &Tree, handler: &Handler) -> Option<Family> {
-    [Family::V1, Family::V2, Family::V3]
-        .into_iter()
-        .find(|family| {
-            tree.get(&path_of(*family, &handler.name))
-                .and_then(|entry| entry.text(&["options", "BinaryName"]))
-                == Some(handler.binary.as_str())
-        })
+    [Family::V1, Family::V2, Family::V3].into_iter().find(|family| {
+        tree.get(&path_of(*family, &handler.name))
+            .and_then(|entry| entry.text(&["options", "BinaryName"]))
+            == Some(handler.binary.as_str())
+    })
 }
 
 fn path_of<'a>(family: Family, name: &'a str) -> Vec<&'a str> {
@@ -127,8 +117,7 @@ fn cut(text: &str, pieces: &[Piece], kind: PieceKind, path: &[&str]) -> Result<S
             let rest = joined(text, &[at..at + piece.text.len()]);
             // The text may stand there and still not be the entry (in a string, say): the meaning decides.
             if let (Ok(before), Ok(after)) = (parse(text), parse(&rest))
-                && (after == before.clone().without(path)
-                    || after.without(path) == before.without(path))
+                && (after == before.clone().without(path) || after.without(path) == before.without(path))
                 && parse(&rest)?.get(path).is_none()
             {
                 return Ok(rest);
@@ -184,9 +173,7 @@ fn collect(table: &Table, text: &str, ranges: &mut Vec<Range<usize>>) -> Result<
 /// The whole lines from the one with byte `first` to the one with byte `last`.
 fn lines(text: &str, first: usize, last: usize) -> Range<usize> {
     let start = text[..first].rfind('\n').map_or(0, |at| at + 1);
-    let end = text[last..]
-        .find('\n')
-        .map_or(text.len(), |at| last + at + 1);
+    let end = text[last..].find('\n').map_or(text.len(), |at| last + at + 1);
     start..end
 }
 

@@ -41,7 +41,8 @@ fn text(bytes: &[u8]) -> String {
 }
 
 const V2: &str = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n";
-const STOCK: &str = "version = 2\n\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    sandbox_image = \"pause\"";
+const STOCK: &str =
+    "version = 2\n\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    sandbox_image = \"pause\"";
 
 #[test]
 fn an_untouched_file_becomes_byte_for_byte_what_it_was() {
@@ -65,10 +66,7 @@ fn an_untouched_file_becomes_byte_for_byte_what_it_was() {
 #[test]
 fn a_file_that_we_made_is_removed() {
     let record = installed("2.4.2", None);
-    assert_eq!(
-        undo(&record.after, Some(&record), &handler()),
-        Ok(Undo::Delete)
-    );
+    assert_eq!(undo(&record.after, Some(&record), &handler()), Ok(Undo::Delete));
     let touched = format!("\n{}\n", text(&record.after));
     assert_eq!(
         undo(touched.as_bytes(), Some(&record), &handler()),
@@ -89,10 +87,7 @@ fn a_file_that_we_made_and_somebody_extended_stays() {
 #[test]
 fn changes_before_and_after_our_tables_stay() {
     let record = installed("1.7.24", Some(V2));
-    let changed = format!(
-        "# new head\n{}[debug]\nlevel = \"info\"\n",
-        text(&record.after)
-    );
+    let changed = format!("# new head\n{}[debug]\nlevel = \"info\"\n", text(&record.after));
     assert_eq!(
         undone(&changed, Some(&record)),
         format!("# new head\n{V2}[debug]\nlevel = \"info\"\n")
@@ -131,10 +126,7 @@ fn the_implicit_runc_goes_with_us_when_it_stands_alone() {
     let record = installed("1.6.20", Some(STOCK));
     assert!(text(&record.after).contains("runtimes.runc]"));
     let changed = format!("{}\n[debug]\n", text(&record.after));
-    assert_eq!(
-        undone(&changed, Some(&record)),
-        format!("{STOCK}\n\n[debug]\n")
-    );
+    assert_eq!(undone(&changed, Some(&record)), format!("{STOCK}\n\n[debug]\n"));
 }
 
 #[test]

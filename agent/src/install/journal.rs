@@ -1,0 +1,274 @@
+//! The journal of a swap: everything that is needed to finish it or to take it back, by whoever comes next.
+//!
+//! Each step is written down before it is done. Whoever finds a journal can tell from it and from the bytes of the
+//! configuration what has happened.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::layout::{JOURNAL, JOURNAL_NEW, JOURNAL_OLD, MAX_CONFIG, STATE_DIR};
+use super::payload::hex;
+use crate::config::Piece;
+use crate::host::{HostDir, HostRoot};
+
+/// What a swap is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    Install,
+    Remove,
+}
+
+/// What containerd must serve after the swap.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Promise {
+    pub(crate) default_runtime: String,
+    /// Handlers that were served before, ours left out.
+    pub(crate) handlers: Vec<String>,
+    /// Our handler.
+    pub(crate) ours: String,
+    /// Whether NetworkReady was true before.
+    pub(crate) network_ready: bool,
+}
+
+/// The configuration without anything of ours.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Base {
+    /// It is the one before the swap.
+    Old,
+    /// An outdated entry of ours stood in the one before; without it, it reads like this.
+    Text(String),
+}
+
+/// How far a swap is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Step {
+    /// Nothing was touched.
+    Planned,
+    /// The file is about to be replaced, or has been.
+    Swapping,
+    /// The file is the new one; containerd is about to be restarted, or has been.
+    Restarting,
+    /// Somebody wants the old file back, for this reason.
+    RollBackOrdered { why: String },
+    /// The old file is about to be put back, or has been.
+    RollingBack { why: String, words: String },
+    /// Over; see the outcome.
+    Finished,
+}
+
+/// How a swap ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    /// The new configuration is served.
+    Applied {
+        /// How long the socket did not answer, in microseconds.
+        gap_micros: u64,
+        /// From the order to restart to a healthy daemon, in microseconds.
+        healthy_micros: u64,
+    },
+    /// The old configuration is served again.
+    RolledBack { why: String, words: String },
+    /// Nothing was changed: the file cannot be replaced.
+    Refused { why: String },
+    /// Nothing was changed: the file is not the one that was planned on.
+    Replan,
+    /// containerd is not healthy on the old configuration either.
+    Broken { why: String, words: String },
+}
+
+/// A journal, without the bytes of the two configurations, which lie beside it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Journal {
+    /// 1. A program that finds another number leaves the journal alone.
+    pub(crate) format: u32,
+    pub(crate) kind: Kind,
+    /// Path of the configuration.
+    pub(crate) config_path: String,
+    /// SHA-256 of the configuration before, `None` where there is no file.
+    pub(crate) old_sha256: Option<String>,
+    /// SHA-256 of the configuration after, `None` where there is no file.
+    pub(crate) new_sha256: Option<String>,
+    /// What was inserted, for the record of an installation.
+    pub(crate) pieces: Vec<Piece>,
+    /// The configuration without us, which a removal brings back.
+    pub(crate) base: Base,
+    pub(crate) unit: String,
+    pub(crate) socket: String,
+    pub(crate) promise: Promise,
+    /// For a restart and all that follows until containerd is healthy, in seconds.
+    pub(crate) healthy_within_seconds: u64,
+    pub(crate) step: Step,
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// What the bytes of the configuration say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    Old,
+    New,
+    Neither,
+}
+
+impl Journal {
+    /// Reads the open journal, if there is one.
+    pub(crate) fn read(state: &HostDir) -> io::Result<Option<Self>> {
+        let Some(bytes) = state.read(JOURNAL)? else {
+            return Ok(None);
+        };
+        let journal: Self = serde_json::from_slice(&bytes)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        if journal.format != 1 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("a journal of format {} by another version", journal.format),
+            ));
+        }
+        Ok(Some(journal))
+    }
+
+    /// Opens a journal: the two configurations first, the journal that refers to them last.
+    pub(crate) fn open(&self, state: &HostDir, old: Option<&[u8]>, new: Option<&[u8]>) -> io::Result<()> {
+        for (name, bytes) in [(JOURNAL_OLD, old), (JOURNAL_NEW, new)] {
+            match bytes {
+                Some(bytes) => state.write_durably(name, bytes)?,
+                None => state.remove(name)?,
+            }
+        }
+        self.write(state)
+    }
+
+    /// Writes the journal down.
+    pub(crate) fn write(&self, state: &HostDir) -> io::Result<()> {
+        let bytes = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
+        state.write_durably(JOURNAL, &bytes)
+    }
+
+    /// Forgets the journal: itself first, then what it refers to.
+    pub(crate) fn close(state: &HostDir) -> io::Result<()> {
+        state.remove(JOURNAL)?;
+        state.sync()?;
+        state.remove(JOURNAL_OLD)?;
+        state.remove(JOURNAL_NEW)
+    }
+
+    /// The configuration before or after, checked against its digest.
+    pub(crate) fn bytes(&self, state: &HostDir, which: Found) -> io::Result<Option<Vec<u8>>> {
+        let (name, sum) = match which {
+            Found::Old => (JOURNAL_OLD, &self.old_sha256),
+            _ => (JOURNAL_NEW, &self.new_sha256),
+        };
+        if sum.is_none() {
+            return Ok(None);
+        }
+        let bytes = state.read(name)?;
+        if digest(bytes.as_deref()) == *sum {
+            Ok(bytes)
+        } else {
+            Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{STATE_DIR}/{name} is not what the journal says"),
+            ))
+        }
+    }
+
+    /// What the configuration is now.
+    pub(crate) fn find(&self, root: &HostRoot) -> io::Result<Found> {
+        let now = digest(read_config(root, &self.config_path)?.as_deref());
+        Ok(if now == self.old_sha256 {
+            Found::Old
+        } else if now == self.new_sha256 {
+            Found::New
+        } else {
+            Found::Neither
+        })
+    }
+}
+
+/// Reads a configuration; `None` where there is no file.
+pub(crate) fn read_config(root: &HostRoot, path: &str) -> io::Result<Option<Vec<u8>>> {
+    match root.read(path, MAX_CONFIG) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// SHA-256 in hex of bytes that may not be there.
+pub(crate) fn digest(bytes: Option<&[u8]>) -> Option<String> {
+    bytes.map(|bytes| hex(&Sha256::digest(bytes)))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn journal(old: Option<&[u8]>, new: Option<&[u8]>) -> Journal {
+        Journal {
+            format: 1,
+            kind: Kind::Install,
+            config_path: "/etc/containerd/config.toml".into(),
+            old_sha256: digest(old),
+            new_sha256: digest(new),
+            pieces: Vec::new(),
+            base: Base::Old,
+            unit: "containerd.service".into(),
+            socket: "/run/containerd/containerd.sock".into(),
+            promise: Promise {
+                default_runtime: "runc".into(),
+                handlers: vec!["runc".into()],
+                ours: "crun".into(),
+                network_ready: true,
+            },
+            healthy_within_seconds: 60,
+            step: Step::Planned,
+            outcome: None,
+        }
+    }
+
+    #[test]
+    fn a_journal_comes_back_as_it_was_written_and_goes_without_a_trace() {
+        let temporary = tempfile::tempdir().unwrap();
+        let root = HostRoot::open(temporary.path()).unwrap();
+        let state = root.make_dir(STATE_DIR).unwrap();
+        assert_eq!(Journal::read(&state).unwrap(), None);
+        let mut written = journal(Some(b"old"), Some(b"new"));
+        written.step = Step::RollingBack {
+            why: "x".into(),
+            words: "y".into(),
+        };
+        written.open(&state, Some(b"old"), Some(b"new")).unwrap();
+        assert_eq!(Journal::read(&state).unwrap().unwrap(), written);
+        assert_eq!(written.bytes(&state, Found::Old).unwrap().unwrap(), b"old");
+        assert_eq!(written.bytes(&state, Found::New).unwrap().unwrap(), b"new");
+        Journal::close(&state).unwrap();
+        assert_eq!(root.list(STATE_DIR).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn damaged_backups_are_noticed() {
+        let temporary = tempfile::tempdir().unwrap();
+        let root = HostRoot::open(temporary.path()).unwrap();
+        let state = root.make_dir(STATE_DIR).unwrap();
+        let written = journal(Some(b"old"), Some(b"new"));
+        written.open(&state, Some(b"ol"), Some(b"new")).unwrap();
+        assert!(written.bytes(&state, Found::Old).is_err());
+    }
+
+    #[test]
+    fn the_configuration_tells_what_has_happened() {
+        let temporary = tempfile::tempdir().unwrap();
+        let root = HostRoot::open(temporary.path()).unwrap();
+        let folder = root.make_dir("/etc/containerd").unwrap();
+        let fresh = journal(None, Some(b"new"));
+        assert_eq!(fresh.find(&root).unwrap(), Found::Old);
+        folder.write_durably("config.toml", b"new").unwrap();
+        assert_eq!(fresh.find(&root).unwrap(), Found::New);
+        folder.write_durably("config.toml", b"other").unwrap();
+        assert_eq!(fresh.find(&root).unwrap(), Found::Neither);
+    }
+}

@@ -1,0 +1,52 @@
+//! Installation and removal, stage by stage: detect, plan, payload, rehearse, swap, verify, commit.
+//!
+//! A stage reads facts, takes a pure decision from [`crate::config`] or [`crate::containerd`], and carries it out.
+//! Nothing here knows of gRPC or of the coordinator; progress goes to a [`Progress`].
+
+mod apply;
+mod detect;
+mod image;
+mod journal;
+mod layout;
+mod lock;
+mod payload;
+mod pipeline;
+mod probe;
+mod record;
+mod rehearsal;
+mod removal;
+mod replacement;
+mod swap;
+mod verify;
+
+pub use apply::apply;
+pub use detect::{Detected, detect};
+pub use layout::{HANDLER_BINARY, INSTALL_DIR};
+pub(crate) use pipeline::diff;
+pub use pipeline::{Done, Event, Progress, Stop, install, preview, verify_only};
+pub use record::{Installed, State, state};
+pub use removal::uninstall;
+pub use swap::settle_at_start;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::config::Handler;
+use crate::host::HostRoot;
+
+/// What a command works on.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// The host.
+    pub root: Arc<HostRoot>,
+    /// Folder with `bin`, `lib` and `SHA256SUMS`, as this process sees it.
+    pub payload: PathBuf,
+}
+
+/// The handler that is installed.
+pub fn handler() -> Handler {
+    Handler {
+        name: quartermaster_proto::HANDLER.to_owned(),
+        binary: HANDLER_BINARY.to_owned(),
+    }
+}

@@ -1,0 +1,426 @@
+//! Stage 3: the runtime and its libraries in their place on the host.
+//!
+//! A version is a folder that is either whole or not there: it is written under another name, each file's SHA-256
+//! is checked while it is copied, everything is synced, and only then it is renamed and the link `current` moved.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use quartermaster_proto::v1::FailureReason;
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+use super::layout::{CURRENT, INSTALL_DIR};
+use crate::failure::Reported;
+use crate::host::{HostDir, HostRoot};
+
+const SUMS: &str = "SHA256SUMS";
+const COMPLETE: &str = ".complete";
+const AGENT: &str = "bin/quartermaster-agent";
+const MAX_FILES: usize = 4096;
+const MAX_SUMS: u64 = 1024 * 1024;
+const BUFFER: usize = 1024 * 1024;
+const THREADS: usize = 4;
+
+/// Why the payload is not in its place.
+#[derive(Debug, Error)]
+pub(crate) enum PayloadError {
+    /// No payload to install.
+    #[error("the payload {0} cannot be read: {1}")]
+    Absent(PathBuf, io::Error),
+    /// A list that is not one.
+    #[error("the payload's {SUMS} is not valid: {0}")]
+    Sums(String),
+    /// A file that is not what its list says.
+    #[error("the payload's file {0} is damaged: its SHA-256 is not the one in {SUMS}")]
+    Damaged(String),
+    /// A file that cannot be written.
+    #[error("{0} cannot be written on the host: {1}")]
+    Write(String, io::Error),
+}
+
+impl Reported for PayloadError {
+    fn reason(&self) -> FailureReason {
+        match self {
+            Self::Write(_, error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+                ) =>
+            {
+                FailureReason::NoSpace
+            }
+            _ => FailureReason::PayloadFailed,
+        }
+    }
+
+    fn remedy(&self) -> String {
+        match self {
+            Self::Absent(..) => "Name the folder that holds bin, lib and SHA256SUMS with --payload; in the agent's image it is /payload.".into(),
+            Self::Sums(_) | Self::Damaged(_) => "Pull the agent's image again; its layer may be damaged.".into(),
+            Self::Write(_, error) if error.kind() == io::ErrorKind::StorageFull => format!("Free about 200 MB below {INSTALL_DIR}, then try again."),
+            Self::Write(..) => format!("{INSTALL_DIR} must be writable on the host."),
+        }
+    }
+}
+
+/// A payload and the version that it makes.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    folder: PathBuf,
+    files: Vec<Entry>,
+    version: String,
+    digest: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Entry {
+    sha256: [u8; 32],
+    path: String,
+}
+
+/// What placing did.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    pub(crate) version: String,
+    /// Bytes copied; 0 when the version was there.
+    pub(crate) copied: u64,
+}
+
+impl Payload {
+    /// Reads the list of the payload in `folder`, and this program's own digest.
+    pub(crate) fn open(folder: &Path) -> Result<Self, PayloadError> {
+        let absent = |error| PayloadError::Absent(folder.to_path_buf(), error);
+        let mut text = String::new();
+        File::open(folder.join(SUMS))
+            .and_then(|file| file.take(MAX_SUMS).read_to_string(&mut text))
+            .map_err(absent)?;
+        let files = parse(&text).map_err(PayloadError::Sums)?;
+        // The copy of the agent is part of the version: the program that swaps is the one that planned.
+        let mut digest = Sha256::new();
+        digest.update(text.as_bytes());
+        let mut agent = File::open("/proc/self/exe").map_err(absent)?;
+        io::copy(&mut agent, &mut digest).map_err(absent)?;
+        let digest = hex(&digest.finalize());
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            files,
+            version: format!("{}-{}", env!("CARGO_PKG_VERSION"), &digest[..12]),
+            digest,
+        })
+    }
+
+    /// Puts the version in its place and makes it the current one.
+    pub(crate) fn place(&self, root: &HostRoot) -> Result<Placed, PayloadError> {
+        let write = |what: &str| {
+            let what = what.to_owned();
+            move |error| PayloadError::Write(what, error)
+        };
+        let install = root.make_dir(INSTALL_DIR).map_err(write(INSTALL_DIR))?;
+        let copied = if self.is_whole(&install) {
+            0
+        } else {
+            self.copy(&install)?
+        };
+        let version = format!("{INSTALL_DIR}/{}", self.version);
+        self.link(&install).map_err(write(&version))?;
+        Ok(Placed {
+            version: self.version.clone(),
+            copied,
+        })
+    }
+
+    fn is_whole(&self, install: &HostDir) -> bool {
+        let there = install.path(&self.version);
+        let marked =
+            fs::read_to_string(there.join(COMPLETE)).is_ok_and(|digest| digest.trim() == self.digest);
+        marked
+            && there.join(AGENT).is_file()
+            && self.files.iter().all(|entry| {
+                let size = |path: PathBuf| fs::metadata(path).map(|meta| meta.len()).ok();
+                size(there.join(&entry.path))
+                    .is_some_and(|found| size(self.folder.join(&entry.path)) == Some(found))
+            })
+    }
+
+    fn copy(&self, install: &HostDir) -> Result<u64, PayloadError> {
+        let temporary = format!(".{}.new", self.version);
+        let shown = format!("{INSTALL_DIR}/{}", self.version);
+        let write = |error| PayloadError::Write(shown.clone(), error);
+        install.remove_tree(&temporary).map_err(write)?;
+        let target = install.path(&temporary);
+        let copied = self.copy_into(&target).inspect_err(|_| {
+            // A half-made version is worth nothing and may be what fills the disk.
+            let _ = install.remove_tree(&temporary);
+        })?;
+        let finish = || {
+            let mut marker = File::create(target.join(COMPLETE))?;
+            marker.write_all(self.digest.as_bytes())?;
+            marker.sync_all()?;
+            for folder in self.folders() {
+                File::open(target.join(folder))?.sync_all()?;
+            }
+            // A version of this name that is not whole is in the way of the rename.
+            install.remove_tree(&self.version)?;
+            fs::rename(&target, install.path(&self.version))?;
+            install.sync()
+        };
+        finish().map_err(write)?;
+        Ok(copied)
+    }
+
+    fn folders(&self) -> Vec<String> {
+        let mut folders = vec![String::new(), "bin".to_owned()];
+        for entry in &self.files {
+            let mut at = Path::new(&entry.path);
+            while let Some(parent) = at.parent() {
+                folders.push(parent.to_string_lossy().into_owned());
+                at = parent;
+            }
+        }
+        folders.sort();
+        folders.dedup();
+        folders
+    }
+
+    fn copy_into(&self, target: &Path) -> Result<u64, PayloadError> {
+        for folder in self.folders() {
+            fs::create_dir_all(target.join(&folder))
+                .map_err(|error| PayloadError::Write(format!("{INSTALL_DIR}/…/{folder}"), error))?;
+        }
+        // Largest first, so that no thread is left with a large one at the end.
+        let mut queue: Vec<(u64, Option<&Entry>)> = self
+            .files
+            .iter()
+            .map(|entry| {
+                let size = fs::metadata(self.folder.join(&entry.path)).map_or(0, |meta| meta.len());
+                (size, Some(entry))
+            })
+            .chain([(0, None)])
+            .collect();
+        queue.sort_by_key(|(size, _)| *size);
+        let queue = Mutex::new(queue);
+        let next = || queue.lock().ok().and_then(|mut queue| queue.pop());
+        let work = || -> Result<u64, PayloadError> {
+            let mut buffer = vec![0; BUFFER];
+            let mut copied = 0;
+            while let Some((_, entry)) = next() {
+                copied += match entry {
+                    Some(entry) => copy_checked(
+                        &self.folder.join(&entry.path),
+                        &target.join(&entry.path),
+                        Some(entry),
+                        &mut buffer,
+                    )?,
+                    None => copy_checked(
+                        Path::new("/proc/self/exe"),
+                        &target.join(AGENT),
+                        None,
+                        &mut buffer,
+                    )?,
+                };
+            }
+            Ok(copied)
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().try_fold(0, |sum, thread| {
+                let copied = thread.join().unwrap_or_else(|_| {
+                    Err(PayloadError::Write(
+                        INSTALL_DIR.to_owned(),
+                        io::Error::other("the copying thread ended"),
+                    ))
+                })?;
+                Ok(sum + copied)
+            })
+        })
+    }
+
+    fn link(&self, install: &HostDir) -> io::Result<()> {
+        if fs::read_link(install.path(CURRENT)).is_ok_and(|to| to == Path::new(&self.version)) {
+            return Ok(());
+        }
+        let temporary = ".current.new";
+        install.remove(temporary)?;
+        symlink(&self.version, install.path(temporary))?;
+        fs::rename(install.path(temporary), install.path(CURRENT))?;
+        install.sync()
+    }
+}
+
+/// Copies one file, hashing the bytes that are written, and syncs it.
+fn copy_checked(
+    from: &Path,
+    to: &Path,
+    entry: Option<&Entry>,
+    buffer: &mut [u8],
+) -> Result<u64, PayloadError> {
+    let name = to.file_name().unwrap_or_default().to_string_lossy();
+    let absent = |error| PayloadError::Absent(from.to_path_buf(), error);
+    let write = |error| PayloadError::Write(format!("{INSTALL_DIR}/…/{name}"), error);
+    let mut source = File::open(from).map_err(absent)?;
+    let executable = source.metadata().map_err(absent)?.permissions().mode() & 0o111 != 0;
+    let mode = if executable || entry.is_none() {
+        0o755
+    } else {
+        0o644
+    };
+    let mut target = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(to)
+        .map_err(write)?;
+    let mut digest = Sha256::new();
+    let mut copied = 0;
+    loop {
+        let read = source.read(buffer).map_err(absent)?;
+        if read == 0 {
+            break;
+        }
+        target.write_all(&buffer[..read]).map_err(write)?;
+        digest.update(&buffer[..read]);
+        copied += read as u64;
+    }
+    if let Some(entry) = entry
+        && digest.finalize()[..] != entry.sha256
+    {
+        return Err(PayloadError::Damaged(entry.path.clone()));
+    }
+    // The umask of whoever started us must not take the execute bit away.
+    target
+        .set_permissions(fs::Permissions::from_mode(mode))
+        .map_err(write)?;
+    target.sync_all().map_err(write)?;
+    Ok(copied)
+}
+
+fn parse(text: &str) -> Result<Vec<Entry>, String> {
+    let mut files = Vec::new();
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
+        let wrong = |why: &str| format!("line {}: {why}", number + 1);
+        let (sum, path) = line.split_once("  ").ok_or_else(|| wrong("no two columns"))?;
+        let path = path.trim_start_matches("./");
+        let safe = !path.is_empty()
+            && path
+                .split('/')
+                .all(|part| !part.is_empty() && part != "." && part != "..");
+        if !safe {
+            return Err(wrong("a path that leads elsewhere"));
+        }
+        files.push(Entry {
+            sha256: unhex(sum).ok_or_else(|| wrong("no SHA-256"))?,
+            path: path.to_owned(),
+        });
+        if files.len() > MAX_FILES {
+            return Err(wrong("too many files"));
+        }
+    }
+    if !files.iter().any(|entry| entry.path == "bin/crun") {
+        return Err("it does not name bin/crun".into());
+    }
+    Ok(files)
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn payload(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sums = String::new();
+        for (path, bytes) in files {
+            let file = dir.path().join(path);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(&file, bytes).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+            sums += &format!("{}  {path}\n", hex(&Sha256::digest(bytes)));
+        }
+        fs::write(dir.path().join(SUMS), sums).unwrap();
+        dir
+    }
+
+    fn host() -> (tempfile::TempDir, HostRoot) {
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::open(dir.path()).unwrap();
+        (dir, root)
+    }
+
+    #[test]
+    fn a_payload_is_copied_once_and_linked() {
+        let source = payload(&[("bin/crun", b"crun"), ("lib/libx.so", &[7; 3_000_000])]);
+        let (dir, root) = host();
+        let payload = Payload::open(source.path()).unwrap();
+        let placed = payload.place(&root).unwrap();
+        assert!(placed.copied > 3_000_000);
+        let current = dir.path().join("opt/quartermaster/current");
+        assert_eq!(fs::read(current.join("bin/crun")).unwrap(), b"crun");
+        let agent = fs::metadata(current.join(AGENT)).unwrap();
+        assert_eq!(agent.permissions().mode() & 0o777, 0o755);
+        assert_eq!(payload.place(&root).unwrap().copied, 0);
+        let names = root.list(INSTALL_DIR).unwrap();
+        assert_eq!(names, [placed.version.as_str(), CURRENT]);
+    }
+
+    #[test]
+    fn a_damaged_file_is_never_used() {
+        let source = payload(&[("bin/crun", b"crun"), ("lib/libx.so", b"x")]);
+        fs::write(source.path().join("lib/libx.so"), b"y").unwrap();
+        let (_dir, root) = host();
+        let error = Payload::open(source.path()).unwrap().place(&root).unwrap_err();
+        assert!(
+            matches!(error, PayloadError::Damaged(ref path) if path == "lib/libx.so"),
+            "{error}"
+        );
+        assert_eq!(root.list(INSTALL_DIR).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_truncated_version_is_copied_again() {
+        let source = payload(&[("bin/crun", b"crun")]);
+        let (dir, root) = host();
+        let payload = Payload::open(source.path()).unwrap();
+        payload.place(&root).unwrap();
+        let file = dir.path().join("opt/quartermaster/current/bin/crun");
+        fs::write(&file, b"cr").unwrap();
+        assert!(payload.place(&root).unwrap().copied > 0);
+        assert_eq!(fs::read(&file).unwrap(), b"crun");
+    }
+
+    #[test]
+    fn lists_that_lead_elsewhere_are_refused() {
+        let sum = "0".repeat(64);
+        for text in [
+            format!("{sum}  ../bin/crun\n"),
+            format!("{sum}  /bin/crun\n"),
+            format!("{sum}  bin//crun\n"),
+            "xyz  bin/crun\n".to_owned(),
+            format!("{sum}  lib/other\n"),
+            String::new(),
+        ] {
+            assert!(parse(&text).is_err(), "{text}");
+        }
+        assert_eq!(
+            parse(&format!("{sum}  ./bin/crun\n")).unwrap()[0].path,
+            "bin/crun"
+        );
+    }
+}

@@ -1,0 +1,605 @@
+//! The order of the stages of an installation, and what goes from one to the next.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quartermaster_proto::v1::{FailureReason, Stage};
+use similar::TextDiff;
+use thiserror::Error;
+
+use super::detect::{DetectError, Detected, detect};
+use super::journal::{Base, Journal, Kind, Promise, Step, digest};
+use super::layout::{INSTALL_DIR, STATE_DIR};
+use super::lock::Lock;
+use super::payload::{Payload, PayloadError, Placed};
+use super::record::Installed;
+use super::rehearsal::{self, RehearsalError, Script, rehearse};
+use super::swap::{self, Applied, Settled, SwapError, Swapped};
+use super::{Target, handler, verify};
+use crate::config::{ConfigEdit, EditRecord, Plan, Refusal, RefusalKind, Undo, plan, undo};
+use crate::containerd::{Difference, Expected};
+use crate::failure::{Failure, Reported};
+use crate::host::{HostDir, HostRoot};
+
+/// How often a configuration that changes before its swap is planned anew.
+const REPLANS: u32 = 3;
+/// For a restart and all that follows until containerd is healthy.
+const HEALTHY_WITHIN: u64 = 60;
+const LOCK: &str = "lock";
+
+/// What a command reports while it works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A stage began.
+    Started(Stage),
+    /// A stage ended well.
+    Finished {
+        /// Which.
+        stage: Stage,
+        /// How long it took.
+        took: Duration,
+        /// What it found or did, in one line.
+        summary: String,
+    },
+}
+
+/// Where reports go.
+pub type Progress = Arc<dyn Fn(Event) + Send + Sync>;
+
+/// Where a command ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// When all is done.
+    AtTheEnd,
+    /// Before anything that disturbs the node.
+    BeforeSwap,
+}
+
+/// What a command came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Whether containerd was restarted.
+    pub restarted: bool,
+    /// How long its socket did not answer.
+    pub socket_gap: Option<Duration>,
+    /// Whether what disturbs the node is still to come.
+    pub prepared_only: bool,
+    /// The unified diff of the configuration; empty when nothing was changed.
+    pub diff: String,
+}
+
+/// A failure of the bookkeeping around the stages.
+#[derive(Debug, Error)]
+pub(crate) enum CommandError {
+    #[error("another command is changing this node ({STATE_DIR}/{LOCK} is held)")]
+    Busy,
+    #[error("{STATE_DIR} cannot be kept: {0}")]
+    State(#[from] std::io::Error),
+}
+
+impl Reported for CommandError {
+    fn reason(&self) -> FailureReason {
+        match self {
+            Self::Busy => FailureReason::Busy,
+            Self::State(error) if error.kind() == std::io::ErrorKind::StorageFull => FailureReason::NoSpace,
+            Self::State(_) => FailureReason::Internal,
+        }
+    }
+}
+
+impl Reported for Refusal {
+    fn reason(&self) -> FailureReason {
+        match self.kind {
+            RefusalKind::Configuration => FailureReason::UnsupportedConfiguration,
+            RefusalKind::Conflict => FailureReason::HandlerConflict,
+        }
+    }
+
+    fn remedy(&self) -> String {
+        self.remedy.clone()
+    }
+}
+
+/// Reports a stage around the work that it is.
+pub(crate) async fn stage<T>(
+    progress: &Progress,
+    stage: Stage,
+    work: impl Future<Output = Result<(T, String), Failure>>,
+) -> Result<T, Failure> {
+    progress(Event::Started(stage));
+    let begun = Instant::now();
+    let (value, summary) = work.await?;
+    progress(Event::Finished {
+        stage,
+        took: begun.elapsed(),
+        summary,
+    });
+    Ok(value)
+}
+
+pub(crate) fn at<E: Reported>(stage: Stage) -> impl Fn(E) -> Failure {
+    move |error| Failure::at(stage, &error)
+}
+
+/// Takes the node's lock. `make` says whether the folder for it may be made.
+pub(crate) fn lock(root: &HostRoot, make: bool) -> Result<Option<(HostDir, Lock)>, CommandError> {
+    let state = match root.dir(STATE_DIR) {
+        Ok(state) => state,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !make => return Ok(None),
+        Err(_) => root.make_dir(STATE_DIR)?,
+    };
+    let lock = Lock::take(&state, LOCK)?.ok_or(CommandError::Busy)?;
+    Ok(Some((state, lock)))
+}
+
+/// Installs the handler.
+///
+/// # Errors
+/// A [`Failure`] with the stage in which it happened; the node is as it was then, unless it says otherwise.
+pub async fn install(target: &Target, progress: &Progress, stop: Stop) -> Result<Done, Failure> {
+    let root = &target.root;
+    let mut held = lock(root, false).map_err(at(Stage::Detect))?;
+    // What an earlier command left in the middle comes first: with containerd down, nothing could be detected.
+    let mut swapped = None;
+    if let Some((state, _)) = &held {
+        swapped = settle(root, state).await.map_err(at(Stage::Swap))?;
+    }
+    let detected = stage(progress, Stage::Detect, async {
+        let detected = detect(root).await.map_err(at(Stage::Detect))?;
+        rehearsal::sweep(root, &detected.systemd).await;
+        verify::sweep(root, &detected.daemon).await;
+        let summary = describe(&detected);
+        Ok((detected, summary))
+    })
+    .await?;
+    let installation = Installation {
+        target,
+        progress,
+        stop,
+    };
+    installation.run(detected, &mut held, &mut swapped).await
+}
+
+/// Settles an open journal. Gives an installation's swap that waits for its verification.
+async fn settle(root: &Arc<HostRoot>, state: &HostDir) -> Result<Option<(Journal, Applied)>, SwapError> {
+    if Journal::read(state)?.is_none() {
+        return Ok(None);
+    }
+    let systemd = crate::host::Systemd::connect(root).await?;
+    Ok(match swap::settle(&systemd, state).await? {
+        Settled::Installed(journal, done) => Some((*journal, done)),
+        Settled::Removed => {
+            // The removal was overtaken by this installation: its configuration is without us, as planned on.
+            Journal::close(state)?;
+            None
+        }
+        Settled::Clear => None,
+    })
+}
+
+fn describe(detected: &Detected) -> String {
+    let mut summary = format!(
+        "{}, containerd {}, {}",
+        detected.os, detected.version, detected.config.path
+    );
+    if detected.config.file.is_none() {
+        summary.push_str(" (absent)");
+    }
+    if !detected.unit.restarts_along.is_empty() {
+        summary.push_str(&format!(
+            "; a restart takes along {}",
+            detected.unit.restarts_along.join(", ")
+        ));
+    }
+    summary
+}
+
+struct Installation<'a> {
+    target: &'a Target,
+    progress: &'a Progress,
+    stop: Stop,
+}
+
+impl Installation<'_> {
+    async fn run(
+        &self,
+        mut detected: Detected,
+        held: &mut Option<(HostDir, Lock)>,
+        swapped: &mut Option<(Journal, Applied)>,
+    ) -> Result<Done, Failure> {
+        let root = &self.target.root;
+        for attempt in 1.. {
+            let record = held.as_ref().and_then(|(state, _)| record(state));
+            let planned = stage(self.progress, Stage::Plan, async {
+                let planned = plan_with(&detected, record.as_ref()).map_err(at(Stage::Plan))?;
+                let summary = summarise(&planned, &detected);
+                Ok((planned, summary))
+            })
+            .await?;
+            if held.is_none() {
+                *held = lock(root, true).map_err(at(Stage::Payload))?;
+            }
+            let Some((state, _)) = held.as_ref() else {
+                return Err(Failure::at(Stage::Payload, &CommandError::Busy));
+            };
+            let edit = match planned {
+                Plan::NothingToDo => {
+                    self.place().await?;
+                    return self
+                        .finish(&detected, state, swapped.take(), Done::default())
+                        .await;
+                }
+                Plan::Edit(edit) => edit,
+            };
+            // A swap that somebody undid by hand is no longer what stands in the file.
+            if swapped.take().is_some() {
+                Journal::close(state)
+                    .map_err(|error| Failure::at(Stage::Swap, &CommandError::from(error)))?;
+            }
+            let edit = self.prepare(&mut detected, edit).await?;
+            let diff = diff(&detected.config.path, edit.before.as_deref(), Some(&edit.after));
+            if self.stop == Stop::BeforeSwap {
+                return Ok(Done {
+                    prepared_only: true,
+                    diff,
+                    ..Done::default()
+                });
+            }
+            let applied = stage(self.progress, Stage::Swap, async {
+                let applied = self.swap(&detected, &edit, state).await;
+                let applied = applied.map_err(at(Stage::Swap)).map_err(rolled_back)?;
+                let summary = match &applied {
+                    Some((_, done)) => format!(
+                        "containerd restarted, {} ms without a socket, healthy after {} ms",
+                        done.gap.as_millis(),
+                        done.healthy.as_millis()
+                    ),
+                    None => "the configuration changed meanwhile, planning again".to_owned(),
+                };
+                Ok((applied, summary))
+            })
+            .await?;
+            if let Some((journal, done)) = applied {
+                let so_far = Done {
+                    restarted: true,
+                    socket_gap: Some(done.gap),
+                    prepared_only: false,
+                    diff,
+                };
+                return self.finish(&detected, state, Some((journal, done)), so_far).await;
+            }
+            if attempt == REPLANS {
+                return Err(Failure::at(Stage::Swap, &SwapError::AlwaysChanging));
+            }
+            detected = detect(root).await.map_err(at(Stage::Detect))?;
+        }
+        unreachable!("the loop above has no other end")
+    }
+
+    async fn place(&self) -> Result<Placed, Failure> {
+        stage(self.progress, Stage::Payload, async {
+            let (root, folder) = (Arc::clone(&self.target.root), self.target.payload.clone());
+            let placed = tokio::task::spawn_blocking(move || Payload::open(&folder)?.place(&root))
+                .await
+                .unwrap_or_else(|error| {
+                    Err(PayloadError::Write(
+                        INSTALL_DIR.to_owned(),
+                        std::io::Error::other(error),
+                    ))
+                })
+                .map_err(at(Stage::Payload))?;
+            let summary = if placed.copied == 0 {
+                format!("{} is in place", placed.version)
+            } else {
+                format!("{} copied, {:.1} MB", placed.version, placed.copied as f64 / 1e6)
+            };
+            Ok((placed, summary))
+        })
+        .await
+    }
+
+    /// Payload and rehearsal side by side: neither needs the other.
+    async fn prepare(&self, detected: &mut Detected, edit: ConfigEdit) -> Result<ConfigEdit, Failure> {
+        let (_, rehearsed) = tokio::try_join!(self.place(), self.rehearse(detected, &edit))?;
+        let Some(wanted) = rehearsed else {
+            return Ok(edit);
+        };
+        // The files leave the default runtime's cgroup driver to the daemon, and now it has told.
+        detected.config.live_systemd_cgroup = Some(wanted);
+        let failed = |error: &RehearsalError| Failure::at(Stage::Rehearse, error);
+        let mismatch = || failed(&Difference::CgroupDriver { wanted }.into());
+        match plan_with(detected, None).map_err(at(Stage::Plan))? {
+            Plan::Edit(edit) => match self.rehearse(detected, &edit).await? {
+                None => Ok(edit),
+                Some(_) => Err(mismatch()),
+            },
+            Plan::NothingToDo => Err(mismatch()),
+        }
+    }
+
+    /// Rehearses; gives the cgroup driver that the default runtime has, where ours has another.
+    async fn rehearse(&self, detected: &Detected, edit: &ConfigEdit) -> Result<Option<bool>, Failure> {
+        stage(self.progress, Stage::Rehearse, async {
+            let handler = handler();
+            let script = Script {
+                candidate: Some(&edit.after),
+                expected: Expected::Added(&handler.name),
+            };
+            match rehearse(&self.target.root, detected, script).await {
+                Ok(()) => Ok((
+                    None,
+                    format!(
+                        "containerd serves {} more on the changed configuration, and all else as before",
+                        handler.name
+                    ),
+                )),
+                Err(RehearsalError::Different(Difference::CgroupDriver { wanted })) => Ok((
+                    Some(wanted),
+                    format!("the default runtime has SystemdCgroup = {wanted}; planning again"),
+                )),
+                Err(error) => Err(Failure::at(Stage::Rehearse, &error)),
+            }
+        })
+        .await
+    }
+
+    async fn swap(
+        &self,
+        detected: &Detected,
+        edit: &ConfigEdit,
+        state: &HostDir,
+    ) -> Result<Option<(Journal, Applied)>, SwapError> {
+        let base = if edit.base == edit.before {
+            Base::Old
+        } else {
+            let base = edit.base.clone().unwrap_or_default();
+            Base::Text(String::from_utf8_lossy(&base).into_owned())
+        };
+        let mut journal = open(
+            Kind::Install,
+            detected,
+            state,
+            edit.before.as_deref(),
+            Some(&edit.after),
+        );
+        journal.pieces = edit.pieces.clone();
+        journal.base = base;
+        journal.open(state, edit.before.as_deref(), Some(&edit.after))?;
+        match swap::run(&detected.systemd, state).await? {
+            Swapped::Applied(done) => Ok(Some((journal, done))),
+            Swapped::Replan => Ok(None),
+        }
+    }
+
+    /// Verifies and commits what stands in the configuration now.
+    async fn finish(
+        &self,
+        detected: &Detected,
+        state: &HostDir,
+        swapped: Option<(Journal, Applied)>,
+        mut done: Done,
+    ) -> Result<Done, Failure> {
+        let verified = run_module(self.target, detected, self.progress).await;
+        if let Err(mut failure) = verified {
+            if swapped.is_some() {
+                swap::roll_back(&detected.systemd, state, &failure.message)
+                    .await
+                    .map_err(at(Stage::Verify))?;
+                failure.rolled_back = true;
+            }
+            return Err(failure);
+        }
+        stage(self.progress, Stage::Commit, async {
+            commit(state, detected, swapped.as_ref().map(|(journal, _)| journal))
+                .map_err(|error| Failure::at(Stage::Commit, &CommandError::from(error)))?;
+            Ok(((), "recorded".to_owned()))
+        })
+        .await?;
+        if let Some((_, applied)) = swapped {
+            done.restarted = true;
+            done.socket_gap = Some(applied.gap);
+        }
+        Ok(done)
+    }
+}
+
+/// A journal that nothing has been done of.
+pub(crate) fn open(
+    kind: Kind,
+    detected: &Detected,
+    _state: &HostDir,
+    old: Option<&[u8]>,
+    new: Option<&[u8]>,
+) -> Journal {
+    let ours = handler().name;
+    let handlers = detected.served.runtimes.keys();
+    Journal {
+        format: 1,
+        kind,
+        config_path: detected.config.path.clone(),
+        old_sha256: digest(old),
+        new_sha256: digest(new),
+        pieces: Vec::new(),
+        base: Base::Old,
+        unit: crate::host::CONTAINERD_UNIT.to_owned(),
+        socket: detected.socket.clone(),
+        promise: Promise {
+            default_runtime: detected.served.default_runtime.clone(),
+            handlers: handlers.filter(|name| **name != ours).cloned().collect(),
+            ours,
+            network_ready: detected.served.network_ready,
+        },
+        healthy_within_seconds: HEALTHY_WITHIN,
+        step: Step::Planned,
+        outcome: None,
+    }
+}
+
+/// The record of the installation that stands in the file, if its files are there.
+pub(crate) fn record(state: &HostDir) -> Option<EditRecord> {
+    Installed::read(state).ok()??.edit(state)
+}
+
+/// Plans; where an outdated entry of ours stands in the file, it is taken out by its record, which is exact.
+fn plan_with(detected: &Detected, record: Option<&EditRecord>) -> Result<Plan, Refusal> {
+    let handler = handler();
+    let planned = plan(&detected.config, &handler)?;
+    let (Plan::Edit(edit), Some(record)) = (&planned, record) else {
+        return Ok(planned);
+    };
+    if edit.base == edit.before {
+        return Ok(planned);
+    }
+    let before = edit.before.as_deref().unwrap_or_default();
+    let Ok(Undo::Rewrite(base)) = undo(before, Some(record), &handler) else {
+        return Ok(planned);
+    };
+    let mut facts = detected.config.clone();
+    facts.file = Some(base);
+    match plan(&facts, &handler)? {
+        Plan::Edit(mut exact) => {
+            exact.before.clone_from(&edit.before);
+            Ok(Plan::Edit(exact))
+        }
+        Plan::NothingToDo => Ok(planned),
+    }
+}
+
+fn summarise(planned: &Plan, detected: &Detected) -> String {
+    match planned {
+        Plan::NothingToDo => format!("{} has the handler already", detected.config.path),
+        Plan::Edit(edit) => {
+            let added: usize = edit
+                .pieces
+                .iter()
+                .map(|piece| piece.text.lines().filter(|line| !line.is_empty()).count())
+                .sum();
+            format!(
+                "{added} lines to add to {} ({})",
+                detected.config.path,
+                edit.family.id()
+            )
+        }
+    }
+}
+
+/// The unified diff of a configuration; empty when nothing changes.
+pub(crate) fn diff(path: &str, before: Option<&[u8]>, after: Option<&[u8]>) -> String {
+    let text = |bytes: Option<&[u8]>| String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned();
+    let name = |bytes: Option<&[u8]>| {
+        if bytes.is_some() {
+            path.to_owned()
+        } else {
+            "/dev/null".to_owned()
+        }
+    };
+    let (left, right) = (text(before), text(after));
+    if left == right {
+        return String::new();
+    }
+    TextDiff::from_lines(&left, &right)
+        .unified_diff()
+        .header(&name(before), &name(after))
+        .to_string()
+}
+
+fn rolled_back(mut failure: Failure) -> Failure {
+    failure.rolled_back = failure.reason == FailureReason::RestartFailed;
+    failure
+}
+
+pub(crate) async fn run_module(
+    target: &Target,
+    detected: &Detected,
+    progress: &Progress,
+) -> Result<(), Failure> {
+    stage(progress, Stage::Verify, async {
+        let handler = handler();
+        let verified = verify::verify(&target.root, &detected.daemon, &handler.name)
+            .await
+            .map_err(at(Stage::Verify))?;
+        let summary = match verified.tries {
+            1 => "a Wasm module ran through the handler".to_owned(),
+            tries => format!("a Wasm module ran through the handler (try {tries})"),
+        };
+        Ok(((), summary))
+    })
+    .await
+}
+
+/// Writes the record and closes the journal. Without a journal the record that is there is marked as verified, or,
+/// where there is none, one is made that finds our tables by their content.
+fn commit(state: &HostDir, detected: &Detected, journal: Option<&Journal>) -> std::io::Result<()> {
+    if let Some(journal) = journal {
+        use super::journal::Found;
+        let base = match &journal.base {
+            Base::Old => journal.bytes(state, Found::Old)?,
+            Base::Text(text) => Some(text.clone().into_bytes()),
+        };
+        let edited = journal.bytes(state, Found::New)?;
+        let installed = Installed {
+            format: 1,
+            config_path: journal.config_path.clone(),
+            had_file: base.is_some(),
+            edited_sha256: journal.new_sha256.clone(),
+            pieces: journal.pieces.clone(),
+            verified: true,
+        };
+        installed.write(state, base.as_deref(), edited.as_deref())?;
+        return Journal::close(state);
+    }
+    let mut installed = Installed::read(state)?.unwrap_or_else(|| Installed {
+        format: 1,
+        config_path: detected.config.path.clone(),
+        had_file: true,
+        edited_sha256: digest(detected.config.file.as_deref()),
+        pieces: Vec::new(),
+        verified: false,
+    });
+    installed.verified = true;
+    installed.write_alone(state)
+}
+
+/// Runs a module through the handler that is installed, and changes nothing.
+///
+/// # Errors
+/// A [`Failure`] when it does not run, or when the handler is not there.
+pub async fn verify_only(target: &Target, progress: &Progress) -> Result<Done, Failure> {
+    let detected: Detected = stage(progress, Stage::Detect, async {
+        let detected = detect(&target.root).await.map_err(at(Stage::Detect))?;
+        verify::sweep(&target.root, &detected.daemon).await;
+        let summary = describe(&detected);
+        Ok((detected, summary))
+    })
+    .await?;
+    run_module(target, &detected, progress).await?;
+    Ok(Done::default())
+}
+
+/// What installing would do, without doing any of it.
+///
+/// # Errors
+/// A [`Failure`] when the node or its configuration is refused.
+pub async fn preview(root: &Arc<HostRoot>) -> Result<(Detected, Plan), Failure> {
+    let detected: Result<Detected, DetectError> = detect(root).await;
+    let detected = detected.map_err(at(Stage::Detect))?;
+    let record = root.dir(STATE_DIR).ok().and_then(|state| record(&state));
+    let planned = plan_with(&detected, record.as_ref()).map_err(at(Stage::Plan))?;
+    Ok((detected, planned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_diff_names_the_file_and_shows_what_is_added() {
+        let shown = diff("/etc/x.toml", Some(b"a\n"), Some(b"a\nb\n"));
+        assert!(
+            shown.contains("--- /etc/x.toml") && shown.contains("\n+b\n"),
+            "{shown}"
+        );
+        assert!(diff("/etc/x.toml", None, Some(b"a\n")).contains("--- /dev/null"));
+        assert_eq!(diff("/etc/x.toml", Some(b"a"), Some(b"a")), "");
+    }
+}

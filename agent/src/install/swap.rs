@@ -1,0 +1,270 @@
+//! Stage 5 on the pod's side: the journal is written, the host unit started and watched.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quartermaster_proto::v1::FailureReason;
+use thiserror::Error;
+use tokio::time::{Instant, sleep};
+use zbus::wire::Variant;
+
+use super::journal::{Journal, Kind, Outcome, Step};
+use super::layout::{AGENT_BINARY, APPLY_UNIT, JOURNAL, STATE_DIR};
+use crate::failure::Reported;
+use crate::host::{HostDir, HostRoot, Property, Systemd, SystemdError};
+
+/// The unit's own limit: two restarts with their checks.
+const UNIT_LIMIT: Duration = Duration::from_secs(300);
+const WATCH_LIMIT: Duration = Duration::from_secs(330);
+const START: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(5);
+/// How often a host unit that was killed is started again.
+const STARTS: u32 = 3;
+
+/// Why a swap did not end with the new configuration served.
+#[derive(Debug, Error)]
+pub enum SwapError {
+    /// The state folder cannot be read or written.
+    #[error("the journal in {STATE_DIR} cannot be kept: {0}")]
+    Journal(#[from] io::Error),
+    /// The unit cannot be started.
+    #[error("the host unit {APPLY_UNIT} cannot be run: {0}")]
+    Systemd(#[from] SystemdError),
+    /// The unit was started and did not begin.
+    #[error(
+        "the host unit {APPLY_UNIT} ended as {0:?} before it did anything (is {STATE_DIR} on a file system that forbids execution?)"
+    )]
+    NotRun(String),
+    /// The unit ended without an outcome, again and again.
+    #[error(
+        "the host unit {APPLY_UNIT} was started {STARTS} times and each time ended without an outcome; the journal stays open"
+    )]
+    NoOutcome,
+    /// Nothing was changed.
+    #[error("the configuration cannot be replaced: {0}")]
+    Refused(String),
+    /// The configuration changed each time before the swap.
+    #[error("the configuration was changed by somebody else between each plan and its swap")]
+    AlwaysChanging,
+    /// containerd did not come up, and the old configuration is back.
+    #[error("containerd did not come back healthy: {why}. {words}")]
+    RolledBack {
+        /// What was missing.
+        why: String,
+        /// The daemon's own words.
+        words: String,
+    },
+    /// containerd is not healthy at all.
+    #[error("containerd is not healthy on this node: {why}. {words}")]
+    Broken {
+        /// What was missing.
+        why: String,
+        /// The daemon's own words.
+        words: String,
+    },
+}
+
+impl Reported for SwapError {
+    fn reason(&self) -> FailureReason {
+        match self {
+            Self::RolledBack { .. } | Self::Broken { .. } => FailureReason::RestartFailed,
+            _ => FailureReason::SwapFailed,
+        }
+    }
+
+    fn remedy(&self) -> String {
+        match self {
+            Self::RolledBack { .. } => "The old configuration is back and containerd is healthy with it. `journalctl -u containerd` on the node says more.".into(),
+            Self::Broken { .. } => format!("Log in to the node: `systemctl status containerd`, `journalctl -u containerd`. The configuration before the change lies in {STATE_DIR}/journal.old."),
+            Self::Refused(_) => "Nothing was changed. Make the file replaceable, then try again.".into(),
+            Self::AlwaysChanging => "Nothing was changed. Find out who rewrites the file, then try again.".into(),
+            _ => format!("`journalctl -u {APPLY_UNIT}` on the node says more."),
+        }
+    }
+}
+
+/// A swap that holds: what it took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Applied {
+    /// How long the socket did not answer.
+    pub(crate) gap: Duration,
+    /// From the order to restart to a healthy daemon.
+    pub(crate) healthy: Duration,
+}
+
+/// How a swap ended that is no failure.
+#[derive(Debug)]
+pub(crate) enum Swapped {
+    Applied(Applied),
+    /// The file changed in between: plan again.
+    Replan,
+}
+
+/// Runs the open journal to its end.
+pub(crate) async fn run(systemd: &Systemd, state: &HostDir) -> Result<Swapped, SwapError> {
+    let outcome = drive(systemd, state).await?;
+    match outcome {
+        Outcome::Applied {
+            gap_micros,
+            healthy_micros,
+        } => Ok(Swapped::Applied(Applied {
+            gap: Duration::from_micros(gap_micros),
+            healthy: Duration::from_micros(healthy_micros),
+        })),
+        Outcome::Replan => {
+            Journal::close(state)?;
+            Ok(Swapped::Replan)
+        }
+        Outcome::Refused { why } => {
+            Journal::close(state)?;
+            Err(SwapError::Refused(why))
+        }
+        Outcome::RolledBack { why, words } => {
+            Journal::close(state)?;
+            Err(SwapError::RolledBack { why, words })
+        }
+        // The journal stays: what it keeps is what repairs the node.
+        Outcome::Broken { why, words } => Err(SwapError::Broken { why, words }),
+    }
+}
+
+/// Takes an applied swap back, for this reason.
+pub(crate) async fn roll_back(systemd: &Systemd, state: &HostDir, why: &str) -> Result<(), SwapError> {
+    if let Some(mut journal) = Journal::read(state)? {
+        journal.step = Step::RollBackOrdered { why: why.to_owned() };
+        journal.outcome = None;
+        journal.write(state)?;
+    }
+    match run(systemd, state).await {
+        Err(SwapError::RolledBack { .. }) => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Err(SwapError::NoOutcome),
+    }
+}
+
+async fn drive(systemd: &Systemd, state: &HostDir) -> Result<Outcome, SwapError> {
+    let deadline = Instant::now() + WATCH_LIMIT;
+    for _ in 0..STARTS {
+        start(systemd).await?;
+        let mut polls: u32 = 0;
+        loop {
+            if let Some(outcome) = outcome(state)? {
+                return Ok(outcome);
+            }
+            polls += 1;
+            if polls.is_multiple_of(40) && !systemd.is_active(APPLY_UNIT).await? {
+                // It may have ended between the two looks.
+                match outcome(state)? {
+                    Some(outcome) => return Ok(outcome),
+                    None => break,
+                }
+            }
+            if Instant::now() > deadline {
+                return Err(SwapError::NoOutcome);
+            }
+            sleep(POLL).await;
+        }
+    }
+    Err(SwapError::NoOutcome)
+}
+
+fn outcome(state: &HostDir) -> io::Result<Option<Outcome>> {
+    let journal = Journal::read(state)?;
+    Ok(journal
+        .filter(|journal| journal.step == Step::Finished)
+        .and_then(|journal| journal.outcome))
+}
+
+async fn start(systemd: &Systemd) -> Result<(), SwapError> {
+    let text = |text: &str| Variant::from(text.to_owned());
+    let arguments: Vec<String> = [AGENT_BINARY, "apply"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain([format!("{STATE_DIR}/{JOURNAL}")])
+        .collect();
+    let limit = u64::try_from(UNIT_LIMIT.as_micros()).unwrap_or(u64::MAX);
+    let properties: Vec<Property> = vec![
+        (
+            "Description",
+            text("Quartermaster's change of containerd's configuration"),
+        ),
+        ("Type", text("exec")),
+        ("CollectMode", text("inactive-or-failed")),
+        (
+            "ExecStart",
+            Variant::from(vec![(AGENT_BINARY.to_owned(), arguments, false)]),
+        ),
+        ("RuntimeMaxUSec", Variant::from(limit)),
+    ];
+    systemd.reset_failed(APPLY_UNIT).await;
+    match systemd.start_transient(APPLY_UNIT, &properties, START).await {
+        Ok(job) if job.is_done() => Ok(()),
+        Ok(job) => Err(SwapError::NotRun(job.0)),
+        // An agent before us started it, and it still runs: its outcome is what we wait for.
+        Err(SystemdError::UnitExists(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What an open journal of an earlier command came to.
+#[derive(Debug)]
+pub(crate) enum Settled {
+    /// There was none, or it left the node on its old configuration.
+    Clear,
+    /// An installation's swap holds and is not committed yet.
+    Installed(Box<Journal>, Applied),
+    /// A removal's swap holds and the rest of the removal is to come.
+    Removed,
+}
+
+/// Finishes whatever an earlier command left in the middle.
+pub(crate) async fn settle(systemd: &Systemd, state: &HostDir) -> Result<Settled, SwapError> {
+    let Some(journal) = Journal::read(state)? else {
+        return Ok(Settled::Clear);
+    };
+    tracing::info!(step = ?journal.step, "an open journal is finished first");
+    let done = match &journal.outcome {
+        Some(Outcome::Applied {
+            gap_micros,
+            healthy_micros,
+        }) if journal.step == Step::Finished => Applied {
+            gap: Duration::from_micros(*gap_micros),
+            healthy: Duration::from_micros(*healthy_micros),
+        },
+        Some(Outcome::Broken { .. }) => {
+            // Somebody may have repaired it since: look again by going back once more.
+            roll_back(systemd, state, "containerd was not healthy").await?;
+            return Ok(Settled::Clear);
+        }
+        _ => match run(systemd, state).await {
+            Ok(Swapped::Applied(done)) => done,
+            Ok(Swapped::Replan) | Err(SwapError::RolledBack { .. } | SwapError::Refused(_)) => {
+                return Ok(Settled::Clear);
+            }
+            Err(error) => return Err(error),
+        },
+    };
+    Ok(match journal.kind {
+        Kind::Install => Settled::Installed(Box::new(journal), done),
+        Kind::Remove => Settled::Removed,
+    })
+}
+
+/// Finishes a swap that a killed agent or a power loss left in the middle, so that the node does not wait for the
+/// next command. What an ended swap still lacks is left to that command.
+///
+/// # Errors
+/// [`SwapError`] when it could not be finished.
+pub async fn settle_at_start(root: &Arc<HostRoot>) -> Result<(), SwapError> {
+    let Ok(state) = root.dir(STATE_DIR) else {
+        return Ok(());
+    };
+    match Journal::read(&state)? {
+        Some(journal) if journal.step != Step::Finished => {
+            let systemd = Systemd::connect(root).await?;
+            drive(&systemd, &state).await.map(drop)
+        }
+        _ => Ok(()),
+    }
+}

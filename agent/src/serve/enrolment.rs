@@ -1,0 +1,142 @@
+//! How an agent gets its certificate: its pod's token against the signature of the coordinator.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use quartermaster_proto::identity::COORDINATOR_DNS;
+use quartermaster_proto::v1::EnrollRequest;
+use quartermaster_proto::v1::enrollment_client::EnrollmentClient;
+use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
+use thiserror::Error;
+use tokio::time::{Instant, sleep};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const DIAL: Duration = Duration::from_secs(2);
+const CALL: Duration = Duration::from_secs(10);
+const MAX_FILE: u64 = 64 * 1024;
+
+/// Where and with what to enrol.
+#[derive(Debug, Clone)]
+pub struct Enrolment {
+    /// Of the coordinator, `https://…:7444`.
+    pub url: String,
+    /// The coordinator's CA, in PEM: the only one that is trusted.
+    pub ca_file: PathBuf,
+    /// The pod's projected token.
+    pub token_file: PathBuf,
+    /// The pod's own address.
+    pub pod_ip: Option<IpAddr>,
+}
+
+/// What an enrolment gives. The key never leaves the process's memory.
+pub struct Enrolled {
+    /// Of this agent, in PEM.
+    pub certificate_pem: String,
+    /// Its private key, in PEM.
+    pub key_pem: String,
+    /// Who may command it, in PEM.
+    pub ca_pem: String,
+}
+
+#[derive(Debug, Error)]
+enum EnrolError {
+    #[error("{0} cannot be read: {1}")]
+    File(PathBuf, std::io::Error),
+    #[error("no key could be made: {0}")]
+    Key(#[from] rcgen::Error),
+    #[error("{0} cannot be reached: {1}")]
+    Unreachable(String, String),
+    #[error("the coordinator refused: {0}")]
+    Refused(String),
+}
+
+impl Enrolment {
+    /// Enrols, and tries again for ever: without a certificate there is nothing else to do.
+    pub async fn enrol(&self, node: &str) -> Enrolled {
+        let begun = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        let mut said = String::new();
+        loop {
+            match self.once(node).await {
+                Ok(enrolled) => {
+                    tracing::info!(took_ms = begun.elapsed().as_millis(), "enrolled");
+                    return enrolled;
+                }
+                Err(error) => {
+                    // The same words every 50 ms would bury the first.
+                    let words = error.to_string();
+                    if words != said {
+                        tracing::warn!(
+                            url = self.url,
+                            error = words,
+                            "enrolment failed, it is tried again"
+                        );
+                        said = words;
+                    }
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn once(&self, node: &str) -> Result<Enrolled, EnrolError> {
+        let ca = read(&self.ca_file)?;
+        let token = read(&self.token_file)?.trim().to_owned();
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        // Names in the request are ignored by who signs it; this one is for the reader of a log.
+        let request = CertificateParams::new(vec![node.to_owned()])?.serialize_request(&key)?;
+        let unreachable =
+            |error: &dyn std::error::Error| EnrolError::Unreachable(self.url.clone(), deepest(error));
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(&ca))
+            .domain_name(COORDINATOR_DNS);
+        let channel = Endpoint::from_shared(self.url.clone())
+            .and_then(|endpoint| endpoint.tls_config(tls))
+            .map_err(|error| unreachable(&error))?
+            .connect_timeout(DIAL)
+            .timeout(CALL)
+            .connect()
+            .await
+            .map_err(|error| unreachable(&error))?;
+        let answer = EnrollmentClient::new(channel)
+            .enroll(EnrollRequest {
+                csr_pem: request.pem()?,
+                token,
+                pod_ip: self.pod_ip.map(|ip| ip.to_string()).unwrap_or_default(),
+            })
+            .await
+            .map_err(|status| EnrolError::Refused(format!("{:?}: {}", status.code(), status.message())))?
+            .into_inner();
+        Ok(Enrolled {
+            certificate_pem: answer.certificate_pem,
+            key_pem: key.serialize_pem(),
+            ca_pem: if answer.ca_pem.is_empty() {
+                ca
+            } else {
+                answer.ca_pem
+            },
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<String, EnrolError> {
+    let failed = |error| EnrolError::File(path.to_path_buf(), error);
+    let size = std::fs::metadata(path).map_err(failed)?.len();
+    if size > MAX_FILE {
+        return Err(failed(std::io::ErrorKind::FileTooLarge.into()));
+    }
+    std::fs::read_to_string(path).map_err(failed)
+}
+
+/// The innermost cause, which says what is wrong; the outer ones say "transport error".
+fn deepest(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(inner) = error.source() {
+        error = inner;
+    }
+    error.to_string()
+}
