@@ -565,6 +565,7 @@ fn commit(state: &HostDir, detected: &Detected, journal: Option<&Journal>) -> st
 /// # Errors
 /// A [`Failure`] when it does not run, or when the handler is not there.
 pub async fn verify_only(target: &Target, progress: &Progress) -> Result<Done, Failure> {
+    let _held = lock(&target.root, false).map_err(at(Stage::Detect))?;
     let detected: Detected = stage(progress, Stage::Detect, async {
         let detected = detect(&target.root).await.map_err(at(Stage::Detect))?;
         verify::sweep(&target.root, &detected.daemon).await;

@@ -1,0 +1,273 @@
+//! The agent as a server, from its enrolment on, over real TLS on loopback.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use quartermaster_agent::serve::{Bound, Enrolment, Options, serve};
+use quartermaster_proto::identity::{AGENT_DNS, COORDINATOR_DNS, Identity};
+use quartermaster_proto::v1::agent_client::AgentClient;
+use quartermaster_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
+use quartermaster_proto::v1::{
+    CommandHeader, DescribeRequest, EnrollRequest, EnrollResponse, FailureReason, PullRequest,
+    VerifyRequest, provision_event, pull_event,
+};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair,
+    SanType,
+};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{
+    Certificate, Channel, ClientTlsConfig, Endpoint, Identity as TlsIdentity, Server,
+    ServerTlsConfig,
+};
+use tonic::{Code, Request, Response, Status};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self {
+            pem,
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    fn params(dns: &str, identity: &Identity) -> CertificateParams {
+        let mut params = CertificateParams::new(vec![dns.to_owned()]).unwrap();
+        params
+            .subject_alt_names
+            .push(SanType::URI(identity.uri().try_into().unwrap()));
+        params
+    }
+
+    fn issue(&self, dns: &str, identity: &Identity) -> TlsIdentity {
+        let key = KeyPair::generate().unwrap();
+        let certificate = Self::params(dns, identity)
+            .signed_by(&key, &self.issuer)
+            .unwrap();
+        TlsIdentity::from_pem(certificate.pem(), key.serialize_pem())
+    }
+}
+
+struct Enroller {
+    authority: Authority,
+}
+
+#[tonic::async_trait]
+impl Enrollment for Enroller {
+    async fn enroll(
+        &self,
+        request: Request<EnrollRequest>,
+    ) -> Result<Response<EnrollResponse>, Status> {
+        let request = request.into_inner();
+        assert_eq!(request.token, "a token");
+        assert_eq!(request.pod_ip, "127.0.0.1");
+        let mut signing = CertificateSigningRequestParams::from_pem(&request.csr_pem).unwrap();
+        signing.params = Authority::params(AGENT_DNS, &Identity::Agent("worker-1".into()));
+        let certificate = signing.signed_by(&self.authority.issuer).unwrap();
+        Ok(Response::new(EnrollResponse {
+            certificate_pem: certificate.pem(),
+            ca_pem: self.authority.pem.clone(),
+        }))
+    }
+}
+
+struct Running {
+    address: SocketAddr,
+    health: SocketAddr,
+    ca_pem: String,
+    coordinator: TlsIdentity,
+    agent_like: TlsIdentity,
+    shutdown: CancellationToken,
+    agent: tokio::task::JoinHandle<anyhow::Result<()>>,
+    _files: tempfile::TempDir,
+}
+
+async fn start() -> Running {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let files = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    let ca_pem = authority.pem.clone();
+    std::fs::write(files.path().join("ca.crt"), &ca_pem).unwrap();
+    std::fs::write(files.path().join("token"), "a token\n").unwrap();
+    std::fs::create_dir_all(files.path().join("host/etc")).unwrap();
+    std::fs::write(files.path().join("host/etc/machine-id"), "cafe\n").unwrap();
+    let coordinator = authority.issue(COORDINATOR_DNS, &Identity::Coordinator);
+    let agent_like = authority.issue(AGENT_DNS, &Identity::Agent("worker-2".into()));
+
+    // The enrolment's address is taken first and served late: the agent has to wait for it.
+    let enrolment = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", enrolment.local_addr().unwrap());
+    let loopback: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let options = Options {
+        node_name: "worker-1".into(),
+        host_root: files.path().join("host"),
+        payload: Path::new("/nonexistent").into(),
+        enrolment: Enrolment {
+            url,
+            ca_file: files.path().join("ca.crt"),
+            token_file: files.path().join("token"),
+            pod_ip: Some("127.0.0.1".parse().unwrap()),
+        },
+        listen: loopback,
+        health_listen: loopback,
+        metrics_listen: loopback,
+    };
+    let bound = Bound::bind(&options).await.unwrap();
+    let address = bound.commands.local_addr().unwrap();
+    let health = bound.health.local_addr().unwrap();
+    let shutdown = CancellationToken::new();
+    let agent = tokio::spawn(serve(options, bound, shutdown.clone()));
+    assert_eq!(health_of(health).await, "NOT_SERVING");
+
+    let tls = ServerTlsConfig::new().identity(authority.issue(COORDINATOR_DNS, &Identity::Coordinator));
+    tokio::spawn(
+        Server::builder()
+            .tls_config(tls)
+            .unwrap()
+            .add_service(EnrollmentServer::new(Enroller { authority }))
+            .serve_with_incoming(TcpIncoming::from(enrolment)),
+    );
+    Running {
+        address,
+        health,
+        ca_pem,
+        coordinator,
+        agent_like,
+        shutdown,
+        agent,
+        _files: files,
+    }
+}
+
+async fn health_of(address: SocketAddr) -> String {
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_client::HealthClient;
+    let mut client = HealthClient::connect(format!("http://{address}")).await.unwrap();
+    let answer = client
+        .check(HealthCheckRequest {
+            service: "quartermaster.v1.Agent".into(),
+        })
+        .await
+        .unwrap();
+    answer.into_inner().status().as_str_name().to_owned()
+}
+
+async fn dial(running: &Running, identity: Option<TlsIdentity>) -> Result<AgentClient<Channel>, String> {
+    let mut tls = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(&running.ca_pem))
+        .domain_name(AGENT_DNS);
+    if let Some(identity) = identity {
+        tls = tls.identity(identity);
+    }
+    Endpoint::from_shared(format!("https://{}", running.address))
+        .unwrap()
+        .tls_config(tls)
+        .unwrap()
+        .connect_timeout(DEADLINE)
+        .timeout(DEADLINE)
+        .connect()
+        .await
+        .map(AgentClient::new)
+        .map_err(|error| error.to_string())
+}
+
+fn header(id: &str, term: u64) -> Option<CommandHeader> {
+    Some(CommandHeader {
+        id: id.into(),
+        term,
+    })
+}
+
+#[tokio::test]
+async fn an_enrolled_agent_obeys_the_coordinator_and_nobody_else() {
+    let running = start().await;
+    let mut coordinator = dial(&running, Some(running.coordinator.clone())).await.unwrap();
+    let node = coordinator.describe(DescribeRequest {}).await.unwrap().into_inner();
+    assert_eq!((node.node_name.as_str(), node.machine_id.as_str()), ("worker-1", "cafe"));
+    assert_eq!(health_of(running.health).await, "SERVING");
+
+    let mut other = dial(&running, Some(running.agent_like.clone())).await.unwrap();
+    let status = other.describe(DescribeRequest {}).await.unwrap_err();
+    assert_eq!(status.code(), Code::PermissionDenied);
+
+    // Without a certificate the handshake fails, which a client sees at its first call at the latest.
+    if let Ok(mut nobody) = dial(&running, None).await {
+        assert!(nobody.describe(DescribeRequest {}).await.is_err());
+    }
+    let stranger = Authority::new().issue(COORDINATOR_DNS, &Identity::Coordinator);
+    if let Ok(mut stranger) = dial(&running, Some(stranger)).await {
+        assert!(stranger.describe(DescribeRequest {}).await.is_err());
+    }
+
+    running.shutdown.cancel();
+    drop((coordinator, other));
+    tokio::time::timeout(DEADLINE, running.agent).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_paused_old_leader_is_refused() {
+    let running = start().await;
+    let mut coordinator = dial(&running, Some(running.coordinator.clone())).await.unwrap();
+    let pull = |id: &str, term| PullRequest {
+        header: header(id, term),
+        ..Default::default()
+    };
+    coordinator.pull(pull("a", 7)).await.unwrap();
+    let status = coordinator.pull(pull("b", 6)).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    coordinator.pull(pull("c", 7)).await.unwrap();
+    let status = coordinator.pull(pull("", 8)).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    let status = coordinator.pull(PullRequest::default()).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_command_that_fails_says_so_in_its_last_event_and_again_to_who_asks_again() {
+    let running = start().await;
+    let mut coordinator = dial(&running, Some(running.coordinator.clone())).await.unwrap();
+    for _ in 0..2 {
+        let request = VerifyRequest {
+            header: header("same", 1),
+        };
+        let mut events = coordinator.verify(request).await.unwrap().into_inner();
+        let mut last = None;
+        while let Some(event) = events.message().await.unwrap() {
+            last = event.event;
+        }
+        let Some(provision_event::Event::Failed(failure)) = last else {
+            panic!("the last event is {last:?}");
+        };
+        assert_eq!(failure.reason(), FailureReason::ContainerdUnreachable);
+        assert!(failure.message.contains("D-Bus"), "{}", failure.message);
+    }
+    let request = PullRequest {
+        header: header("pull", 1),
+        images: vec!["Not A Reference".into()],
+        ..Default::default()
+    };
+    let mut events = coordinator.pull(request).await.unwrap().into_inner();
+    let first = events.message().await.unwrap().unwrap().event.unwrap();
+    let pull_event::Event::Failed(failed) = first else {
+        panic!("the first event is {first:?}");
+    };
+    assert_eq!(failed.failure.unwrap().reason(), FailureReason::InvalidReference);
+    let last = events.message().await.unwrap().unwrap().event.unwrap();
+    let pull_event::Event::Done(done) = last else {
+        panic!("the last event is {last:?}");
+    };
+    assert_eq!((done.ready, done.failed), (0, 1));
+}
