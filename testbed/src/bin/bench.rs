@@ -137,7 +137,7 @@ fn undo(cluster: &Cluster, node: &str) -> Result<()> {
         ensure!(marks.is_empty(), "it carries {marks:?}");
         Ok(Some(()))
     })?;
-    Ok(deployment::wait_until_agents_are_gone(cluster, DEADLINE)?)
+    deployment::wait_until_agents_are_gone(cluster, DEADLINE)
 }
 
 /// What the agent reported of the last installation, from the coordinator's log.
