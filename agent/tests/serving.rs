@@ -9,19 +9,17 @@ use quartermaster_proto::identity::{AGENT_DNS, COORDINATOR_DNS, Identity};
 use quartermaster_proto::v1::agent_client::AgentClient;
 use quartermaster_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use quartermaster_proto::v1::{
-    CommandHeader, DescribeRequest, EnrollRequest, EnrollResponse, FailureReason, PullRequest,
-    VerifyRequest, provision_event, pull_event,
+    CommandHeader, DescribeRequest, EnrollRequest, EnrollResponse, FailureReason, PullRequest, VerifyRequest,
+    provision_event, pull_event,
 };
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair,
-    SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair, SanType,
 };
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{
-    Certificate, Channel, ClientTlsConfig, Endpoint, Identity as TlsIdentity, Server,
-    ServerTlsConfig,
+    Certificate, Channel, ClientTlsConfig, Endpoint, Identity as TlsIdentity, Server, ServerTlsConfig,
 };
 use tonic::{Code, Request, Response, Status};
 
@@ -54,9 +52,7 @@ impl Authority {
 
     fn issue(&self, dns: &str, identity: &Identity) -> TlsIdentity {
         let key = KeyPair::generate().unwrap();
-        let certificate = Self::params(dns, identity)
-            .signed_by(&key, &self.issuer)
-            .unwrap();
+        let certificate = Self::params(dns, identity).signed_by(&key, &self.issuer).unwrap();
         TlsIdentity::from_pem(certificate.pem(), key.serialize_pem())
     }
 }
@@ -67,10 +63,7 @@ struct Enroller {
 
 #[tonic::async_trait]
 impl Enrollment for Enroller {
-    async fn enroll(
-        &self,
-        request: Request<EnrollRequest>,
-    ) -> Result<Response<EnrollResponse>, Status> {
+    async fn enroll(&self, request: Request<EnrollRequest>) -> Result<Response<EnrollResponse>, Status> {
         let request = request.into_inner();
         assert_eq!(request.token, "a token");
         assert_eq!(request.pod_ip, "127.0.0.1");
@@ -155,7 +148,8 @@ async fn start() -> Running {
 async fn health_of(address: SocketAddr) -> String {
     use tonic_health::pb::HealthCheckRequest;
     use tonic_health::pb::health_client::HealthClient;
-    let mut client = HealthClient::connect(format!("http://{address}")).await.unwrap();
+    let channel = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let mut client = HealthClient::new(channel.connect().await.unwrap());
     let answer = client
         .check(HealthCheckRequest {
             service: "quartermaster.v1.Agent".into(),
@@ -185,18 +179,22 @@ async fn dial(running: &Running, identity: Option<TlsIdentity>) -> Result<AgentC
 }
 
 fn header(id: &str, term: u64) -> Option<CommandHeader> {
-    Some(CommandHeader {
-        id: id.into(),
-        term,
-    })
+    Some(CommandHeader { id: id.into(), term })
 }
 
 #[tokio::test]
 async fn an_enrolled_agent_obeys_the_coordinator_and_nobody_else() {
     let running = start().await;
     let mut coordinator = dial(&running, Some(running.coordinator.clone())).await.unwrap();
-    let node = coordinator.describe(DescribeRequest {}).await.unwrap().into_inner();
-    assert_eq!((node.node_name.as_str(), node.machine_id.as_str()), ("worker-1", "cafe"));
+    let node = coordinator
+        .describe(DescribeRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(
+        (node.node_name.as_str(), node.machine_id.as_str()),
+        ("worker-1", "cafe")
+    );
     assert_eq!(health_of(running.health).await, "SERVING");
 
     let mut other = dial(&running, Some(running.agent_like.clone())).await.unwrap();
@@ -214,7 +212,11 @@ async fn an_enrolled_agent_obeys_the_coordinator_and_nobody_else() {
 
     running.shutdown.cancel();
     drop((coordinator, other));
-    tokio::time::timeout(DEADLINE, running.agent).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(DEADLINE, running.agent)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
 }
 
 #[tokio::test]
