@@ -1,8 +1,15 @@
-# Boots a node: makes its root and its network, then becomes systemd. Runs in new mount, uts, ipc, pid, cgroup and network
-# namespaces, so all that it makes ends with the node.
+# Boots a node: joins its cgroups, makes its root and its network, then becomes systemd. Runs in new mount, uts, ipc, pid and
+# network namespaces, so all that it makes ends with the node.
 set -eu
 dir=$1 hostname=$2 layers=$3 fabric=$4 plug=$5 address=$6 gateway=$7 hierarchies=$8
 root=$dir/root
+
+# Only this process joins them, not the one that holds the namespaces: a v2 cgroup that holds a process besides systemd's own
+# can't give its children controllers, and the kubelet finds none in kubepods.slice.
+if [ "${9:-}" != joined ]; then
+  while read -r join; do echo 0 > "$join"; done < "$dir/cgroups"
+  exec unshare --cgroup -- sh "$0" "$dir" "$hostname" "$layers" "$fabric" "$plug" "$address" "$gateway" "$hierarchies" joined
+fi
 
 # /proc is still the host's here, so this is our id on the host. The shell keeps it when it becomes systemd.
 read -r pid _ < /proc/self/stat

@@ -98,7 +98,13 @@ impl Node<'_> {
         }
         let (dir, name) = (self.dir(), &self.spec.name);
         let _ = fs::remove_file(self.init_file());
-        let joins = self.cgroups.make_node(&self.spec.name)?;
+        let joins: Vec<String> = self
+            .cgroups
+            .make_node(&self.spec.name)?
+            .iter()
+            .map(|join| format!("{}\n", join.display()))
+            .collect();
+        fs::write(dir.join("cgroups"), joins.concat())?;
         let layers: Vec<String> = parts
             .layers(&self.spec.containerd)
             .iter()
@@ -120,7 +126,6 @@ impl Node<'_> {
             "--uts",
             "--ipc",
             "--pid",
-            "--cgroup",
             "--net",
             "--fork",
             "--kill-child",
@@ -149,7 +154,7 @@ impl Node<'_> {
             role: "boot",
             args,
             env: Vec::new(),
-            cgroups: &joins,
+            cgroups: &self.cgroups.make_control_plane()?,
             run: &dir,
             logs: &dir.join("logs"),
         }
