@@ -22,20 +22,36 @@ const KEPT: usize = 8;
 struct Part {
     name: &'static str,
     dockerfile: &'static str,
-    /// What of the workspace it is not made from.
-    without: &'static [&'static str],
+    /// What of the workspace it is made from.
+    from: &'static [&'static str],
 }
 
 const AGENT: Part = Part {
     name: "quartermaster-agent",
     dockerfile: "Dockerfile.agent",
-    without: &["coordinator", "testbed", "Dockerfile.coordinator"],
+    from: &[
+        ".dockerignore",
+        "Cargo.lock",
+        "Cargo.toml",
+        "Dockerfile.agent",
+        "agent",
+        "proto",
+        "rust-toolchain.toml",
+    ],
 };
 
 const COORDINATOR: Part = Part {
     name: "quartermaster-coordinator",
     dockerfile: "Dockerfile.coordinator",
-    without: &["agent", "testbed", "Dockerfile.agent"],
+    from: &[
+        ".dockerignore",
+        "Cargo.lock",
+        "Cargo.toml",
+        "Dockerfile.coordinator",
+        "coordinator",
+        "proto",
+        "rust-toolchain.toml",
+    ],
 };
 
 /// Stages that outlive the cleaning after a build, under names of their own: they change seldom and cost the network.
@@ -88,7 +104,7 @@ fn present(images: &Path, sources: &Sources) -> Result<Option<Product>> {
 
 impl Part {
     fn built(&self, images: &Path, sources: &Sources) -> Result<BuiltImage> {
-        let hash = sources.hash(RECIPE, self.without)?;
+        let hash = sources.hash(RECIPE, self.from)?;
         Ok(BuiltImage {
             archive: images.join(format!("{}-{hash}.tar", self.name)),
             name: format!("{}:{hash}", self.name),

@@ -10,19 +10,6 @@ use sha2::{Digest, Sha256};
 
 use crate::tool::Tool;
 
-/// All that the two Dockerfiles copy.
-const PATHS: &[&str] = &[
-    ".dockerignore",
-    "Cargo.lock",
-    "Cargo.toml",
-    "Dockerfile.agent",
-    "Dockerfile.coordinator",
-    "agent",
-    "coordinator",
-    "proto",
-    "rust-toolchain.toml",
-];
-
 /// The files of a workspace.
 pub(super) struct Sources {
     root: PathBuf,
@@ -31,8 +18,8 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// The files that are tracked by git, or new and not ignored; and every member's manifest, without which cargo does not
-    /// take the workspace for one.
+    /// The files that are tracked by git, or new and not ignored. All of them: cargo takes a workspace only whole, with
+    /// every program that a member's manifest names.
     ///
     /// # Errors
     /// If git can't list them.
@@ -46,13 +33,6 @@ impl Sources {
                 "--cached",
                 "--others",
                 "--exclude-standard",
-                "--",
-            ])
-            .args(PATHS)
-            .args([
-                ":(glob)*/Cargo.toml",
-                ":(glob)*/src/main.rs",
-                ":(glob)*/src/lib.rs",
             ])
             .dir(workspace)
             .called(format!("listing the sources in {} with git", workspace.display()))
@@ -99,14 +79,14 @@ impl Sources {
         })
     }
 
-    /// Names an image that is made from those files which are not below `without`.
+    /// Names an image that is made from `from`, which are files and folders of the workspace.
     ///
     /// # Errors
     /// If a file can't be read.
-    pub(super) fn hash(&self, recipe: &str, without: &[&str]) -> Result<String> {
+    pub(super) fn hash(&self, recipe: &str, from: &[&str]) -> Result<String> {
         let mut hasher = Sha256::new();
         hasher.update(recipe);
-        for file in self.files.iter().filter(|file| counts(file, without)) {
+        for file in self.files.iter().filter(|file| counts(file, from)) {
             let path = self.root.join(file);
             let content = fs::read(&path).with_context(|| format!("can't read {}", path.display()))?;
             hasher.update(file.as_os_str().as_encoded_bytes());
@@ -120,9 +100,11 @@ impl Sources {
     }
 }
 
-/// A manifest always counts: it decides on features of crates that are shared.
-fn counts(file: &Path, without: &[&str]) -> bool {
-    file.ends_with("Cargo.toml") || !without.iter().any(|dir| file.starts_with(dir))
+/// A crate's integration tests are in no image, and change the most. Cargo.lock counts for all: another member's new
+/// dependency can switch on a feature of a shared one only by way of it.
+fn counts(file: &Path, from: &[&str]) -> bool {
+    from.iter()
+        .any(|from| file.starts_with(from) && !file.starts_with(Path::new(from).join("tests")))
 }
 
 #[cfg(test)]
@@ -143,7 +125,6 @@ mod tests {
         write("agent/noise.log", "x");
         write("coordinator/Cargo.toml", "c");
         write("coordinator/src/node.rs", "n");
-        write("docs/x.md", "d");
         Tool::new("git")
             .args(["init", "--quiet"])
             .dir(dir.path())
@@ -153,16 +134,18 @@ mod tests {
     }
 
     fn agent_hash(dir: &Path) -> String {
-        Sources::of(dir).unwrap().hash("", &["coordinator"]).unwrap()
+        Sources::of(dir)
+            .unwrap()
+            .hash("", &["Cargo.toml", "agent"])
+            .unwrap()
     }
 
     #[test]
-    fn lists_new_files_and_leaves_out_ignored_ones_and_documents() {
+    fn lists_new_files_and_leaves_out_ignored_ones() {
         let dir = workspace();
         let files = Sources::of(dir.path()).unwrap().files;
         assert!(files.contains(&PathBuf::from("agent/src/main.rs")), "{files:?}");
         assert!(!files.iter().any(|file| file.ends_with("noise.log")), "{files:?}");
-        assert!(!files.iter().any(|file| file.starts_with("docs")), "{files:?}");
     }
 
     #[test]
@@ -176,11 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_of_any_member_changes_the_name() {
+    fn an_integration_test_does_not_change_the_name() {
         let dir = workspace();
         let before = agent_hash(dir.path());
-        fs::write(dir.path().join("coordinator/Cargo.toml"), "features").unwrap();
-        assert_ne!(agent_hash(dir.path()), before);
+        fs::create_dir(dir.path().join("agent/tests")).unwrap();
+        fs::write(dir.path().join("agent/tests/plan.rs"), "t").unwrap();
+        assert_eq!(agent_hash(dir.path()), before);
     }
 
     #[test]
@@ -191,9 +175,12 @@ mod tests {
             .unwrap()
             .copy(&to.path().join("c"))
             .unwrap();
-        let name = copied.hash("", &[]).unwrap();
-        assert_eq!(name, Sources::of(dir.path()).unwrap().hash("", &[]).unwrap());
+        let name = copied.hash("", &["agent"]).unwrap();
+        assert_eq!(
+            name,
+            Sources::of(dir.path()).unwrap().hash("", &["agent"]).unwrap()
+        );
         fs::write(dir.path().join("agent/src/main.rs"), "changed").unwrap();
-        assert_eq!(copied.hash("", &[]).unwrap(), name);
+        assert_eq!(copied.hash("", &["agent"]).unwrap(), name);
     }
 }
