@@ -102,9 +102,12 @@ pub struct Host {
 /// How the agent serves.
 #[derive(Debug, Args)]
 pub struct Serve {
-    /// Where the host is.
-    #[command(flatten)]
-    pub host: Host,
+    /// Folder below which the host's file system is mounted
+    #[arg(long, default_value = "/host", env = "QUARTERMASTER_HOST_ROOT")]
+    pub host_root: PathBuf,
+    /// Folder with bin, lib and SHA256SUMS
+    #[arg(long, default_value = "/payload", env = "QUARTERMASTER_PAYLOAD")]
+    pub payload: PathBuf,
     /// Name of the node in the cluster
     #[arg(long, env = "QUARTERMASTER_NODE_NAME")]
     pub node_name: String,

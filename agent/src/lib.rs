@@ -61,8 +61,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 async fn serve_until_told(arguments: cli::Serve) -> anyhow::Result<()> {
     let options = serve::Options {
         node_name: arguments.node_name,
-        host_root: arguments.host.host_root,
-        payload: arguments.host.payload,
+        host_root: arguments.host_root,
+        payload: arguments.payload,
         enrolment: serve::Enrolment {
             url: arguments.enroll_url,
             ca_file: arguments.ca_file,

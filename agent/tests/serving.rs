@@ -1,5 +1,7 @@
 //! The agent as a server, from its enrolment on, over real TLS on loopback.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
+
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;

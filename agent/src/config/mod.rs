@@ -4,6 +4,9 @@
 //! Everything here is pure. It knows nothing of a running daemon, of systemd or of where files lie on a host;
 //! it gets bytes and gives bytes, or a refusal in an operator's words.
 
+mod check;
+mod default_runtime;
+mod existing;
 mod facts;
 mod insertion;
 mod plan;

@@ -124,7 +124,7 @@ fn path(family: Family, name: &str) -> Vec<&str> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn an_edit_adds_our_entries_and_nothing_else((text, daemon) in file()) {

@@ -105,7 +105,7 @@ fn families_with(tree: &Tree, handler: &Handler) -> Option<Family> {
     })
 }
 
-fn path_of<'a>(family: Family, name: &'a str) -> Vec<&'a str> {
+fn path_of(family: Family, name: &str) -> Vec<&str> {
     family.runtimes().into_iter().chain([name]).collect()
 }
 
@@ -114,7 +114,7 @@ fn cut(text: &str, pieces: &[Piece], kind: PieceKind, path: &[&str]) -> Result<S
     for piece in pieces.iter().filter(|piece| piece.kind == kind) {
         let mut found = text.match_indices(&piece.text);
         if let (Some((at, _)), None) = (found.next(), found.next()) {
-            let rest = joined(text, &[at..at + piece.text.len()]);
+            let rest = joined(text, std::slice::from_ref(&(at..at + piece.text.len())));
             // The text may stand there and still not be the entry (in a string, say): the meaning decides.
             if let (Ok(before), Ok(after)) = (parse(text), parse(&rest))
                 && (after == before.clone().without(path) || after.without(path) == before.without(path))

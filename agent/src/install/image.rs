@@ -13,7 +13,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use super::payload::hex;
+use super::sums::hex;
 
 /// Name of the image; the module's path in it.
 pub(crate) const MODULE: &str = "/verify.wasm";

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::layout::{JOURNAL, JOURNAL_NEW, JOURNAL_OLD, MAX_CONFIG, STATE_DIR};
-use super::payload::hex;
+use super::sums::hex;
 use crate::config::Piece;
 use crate::host::{HostDir, HostRoot};
 

@@ -4,6 +4,7 @@
 //! Nothing here knows of gRPC or of the coordinator; progress goes to a [`Progress`].
 
 mod apply;
+mod command;
 mod detect;
 mod image;
 mod journal;
@@ -11,19 +12,25 @@ mod layout;
 mod lock;
 mod payload;
 mod pipeline;
+mod planning;
 mod probe;
 mod record;
 mod rehearsal;
 mod removal;
 mod replacement;
+mod sandboxes;
+mod sums;
 mod swap;
+mod verdict;
 mod verify;
 
 pub use apply::apply;
+pub use command::{Done, Event, Progress, Stop};
 pub use detect::{Detected, detect};
 pub use layout::{HANDLER_BINARY, INSTALL_DIR};
-pub(crate) use pipeline::diff;
-pub use pipeline::{Done, Event, Progress, Stop, install, preview, verify_only};
+pub use pipeline::{install, verify_only};
+pub(crate) use planning::diff;
+pub use planning::preview;
 pub use record::{Installed, State, state};
 pub use removal::uninstall;
 pub use swap::settle_at_start;

@@ -1,136 +1,29 @@
 //! The order of the stages of an installation, and what goes from one to the next.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use quartermaster_proto::v1::{FailureReason, Stage};
-use similar::TextDiff;
-use thiserror::Error;
 
-use super::detect::{DetectError, Detected, detect};
-use super::journal::{Base, Journal, Kind, Promise, Step, digest};
-use super::layout::{INSTALL_DIR, STATE_DIR};
+use super::command::{CommandError, Done, Progress, Stop, at, lock, stage};
+use super::detect::{Detected, detect};
+use super::journal::{Base, Found, Journal, Kind, Promise, Step, digest};
+use super::layout::INSTALL_DIR;
 use super::lock::Lock;
 use super::payload::{Payload, PayloadError, Placed};
+use super::planning::{diff, plan_with, record, summarise};
 use super::record::Installed;
 use super::rehearsal::{self, RehearsalError, Script, rehearse};
 use super::swap::{self, Applied, Settled, SwapError, Swapped};
-use super::{Target, handler, verify};
-use crate::config::{ConfigEdit, EditRecord, Plan, Refusal, RefusalKind, Undo, plan, undo};
+use super::{Target, handler, sandboxes, verify};
+use crate::config::{ConfigEdit, Plan};
 use crate::containerd::{Difference, Expected};
-use crate::failure::{Failure, Reported};
+use crate::failure::Failure;
 use crate::host::{HostDir, HostRoot};
 
 /// How often a configuration that changes before its swap is planned anew.
 const REPLANS: u32 = 3;
 /// For a restart and all that follows until containerd is healthy.
 const HEALTHY_WITHIN: u64 = 60;
-const LOCK: &str = "lock";
-
-/// What a command reports while it works.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// A stage began.
-    Started(Stage),
-    /// A stage ended well.
-    Finished {
-        /// Which.
-        stage: Stage,
-        /// How long it took.
-        took: Duration,
-        /// What it found or did, in one line.
-        summary: String,
-    },
-}
-
-/// Where reports go.
-pub type Progress = Arc<dyn Fn(Event) + Send + Sync>;
-
-/// Where a command ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
-    /// When all is done.
-    AtTheEnd,
-    /// Before anything that disturbs the node.
-    BeforeSwap,
-}
-
-/// What a command came to.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Done {
-    /// Whether containerd was restarted.
-    pub restarted: bool,
-    /// How long its socket did not answer.
-    pub socket_gap: Option<Duration>,
-    /// Whether what disturbs the node is still to come.
-    pub prepared_only: bool,
-    /// The unified diff of the configuration; empty when nothing was changed.
-    pub diff: String,
-}
-
-/// A failure of the bookkeeping around the stages.
-#[derive(Debug, Error)]
-pub(crate) enum CommandError {
-    #[error("another command is changing this node ({STATE_DIR}/{LOCK} is held)")]
-    Busy,
-    #[error("{STATE_DIR} cannot be kept: {0}")]
-    State(#[from] std::io::Error),
-}
-
-impl Reported for CommandError {
-    fn reason(&self) -> FailureReason {
-        match self {
-            Self::Busy => FailureReason::Busy,
-            Self::State(error) if error.kind() == std::io::ErrorKind::StorageFull => FailureReason::NoSpace,
-            Self::State(_) => FailureReason::Internal,
-        }
-    }
-}
-
-impl Reported for Refusal {
-    fn reason(&self) -> FailureReason {
-        match self.kind {
-            RefusalKind::Configuration => FailureReason::UnsupportedConfiguration,
-            RefusalKind::Conflict => FailureReason::HandlerConflict,
-        }
-    }
-
-    fn remedy(&self) -> String {
-        self.remedy.clone()
-    }
-}
-
-/// Reports a stage around the work that it is.
-pub(crate) async fn stage<T>(
-    progress: &Progress,
-    stage: Stage,
-    work: impl Future<Output = Result<(T, String), Failure>>,
-) -> Result<T, Failure> {
-    progress(Event::Started(stage));
-    let begun = Instant::now();
-    let (value, summary) = work.await?;
-    progress(Event::Finished {
-        stage,
-        took: begun.elapsed(),
-        summary,
-    });
-    Ok(value)
-}
-
-pub(crate) fn at<E: Reported>(stage: Stage) -> impl Fn(E) -> Failure {
-    move |error| Failure::at(stage, &error)
-}
-
-/// Takes the node's lock. `make` says whether the folder for it may be made.
-pub(crate) fn lock(root: &HostRoot, make: bool) -> Result<Option<(HostDir, Lock)>, CommandError> {
-    let state = match root.dir(STATE_DIR) {
-        Ok(state) => state,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !make => return Ok(None),
-        Err(_) => root.make_dir(STATE_DIR)?,
-    };
-    let lock = Lock::take(&state, LOCK)?.ok_or(CommandError::Busy)?;
-    Ok(Some((state, lock)))
-}
 
 /// Installs the handler.
 ///
@@ -147,7 +40,7 @@ pub async fn install(target: &Target, progress: &Progress, stop: Stop) -> Result
     let detected = stage(progress, Stage::Detect, async {
         let detected = detect(root).await.map_err(at(Stage::Detect))?;
         rehearsal::sweep(root, &detected.systemd).await;
-        verify::sweep(root, &detected.daemon).await;
+        sandboxes::sweep(root, &detected.daemon).await;
         let summary = describe(&detected);
         Ok((detected, summary))
     })
@@ -435,74 +328,6 @@ pub(crate) fn open(
     }
 }
 
-/// The record of the installation that stands in the file, if its files are there.
-pub(crate) fn record(state: &HostDir) -> Option<EditRecord> {
-    Installed::read(state).ok()??.edit(state)
-}
-
-/// Plans; where an outdated entry of ours stands in the file, it is taken out by its record, which is exact.
-fn plan_with(detected: &Detected, record: Option<&EditRecord>) -> Result<Plan, Refusal> {
-    let handler = handler();
-    let planned = plan(&detected.config, &handler)?;
-    let (Plan::Edit(edit), Some(record)) = (&planned, record) else {
-        return Ok(planned);
-    };
-    if edit.base == edit.before {
-        return Ok(planned);
-    }
-    let before = edit.before.as_deref().unwrap_or_default();
-    let Ok(Undo::Rewrite(base)) = undo(before, Some(record), &handler) else {
-        return Ok(planned);
-    };
-    let mut facts = detected.config.clone();
-    facts.file = Some(base);
-    match plan(&facts, &handler)? {
-        Plan::Edit(mut exact) => {
-            exact.before.clone_from(&edit.before);
-            Ok(Plan::Edit(exact))
-        }
-        Plan::NothingToDo => Ok(planned),
-    }
-}
-
-fn summarise(planned: &Plan, detected: &Detected) -> String {
-    match planned {
-        Plan::NothingToDo => format!("{} has the handler already", detected.config.path),
-        Plan::Edit(edit) => {
-            let added: usize = edit
-                .pieces
-                .iter()
-                .map(|piece| piece.text.lines().filter(|line| !line.is_empty()).count())
-                .sum();
-            format!(
-                "{added} lines to add to {} ({})",
-                detected.config.path,
-                edit.family.id()
-            )
-        }
-    }
-}
-
-/// The unified diff of a configuration; empty when nothing changes.
-pub(crate) fn diff(path: &str, before: Option<&[u8]>, after: Option<&[u8]>) -> String {
-    let text = |bytes: Option<&[u8]>| String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned();
-    let name = |bytes: Option<&[u8]>| {
-        if bytes.is_some() {
-            path.to_owned()
-        } else {
-            "/dev/null".to_owned()
-        }
-    };
-    let (left, right) = (text(before), text(after));
-    if left == right {
-        return String::new();
-    }
-    TextDiff::from_lines(&left, &right)
-        .unified_diff()
-        .header(&name(before), &name(after))
-        .to_string()
-}
-
 fn rolled_back(mut failure: Failure) -> Failure {
     failure.rolled_back = failure.reason == FailureReason::RestartFailed;
     failure
@@ -531,7 +356,6 @@ pub(crate) async fn run_module(
 /// where there is none, one is made that finds our tables by their content.
 fn commit(state: &HostDir, detected: &Detected, journal: Option<&Journal>) -> std::io::Result<()> {
     if let Some(journal) = journal {
-        use super::journal::Found;
         let base = match &journal.base {
             Base::Old => journal.bytes(state, Found::Old)?,
             Base::Text(text) => Some(text.clone().into_bytes()),
@@ -568,39 +392,11 @@ pub async fn verify_only(target: &Target, progress: &Progress) -> Result<Done, F
     let _held = lock(&target.root, false).map_err(at(Stage::Detect))?;
     let detected: Detected = stage(progress, Stage::Detect, async {
         let detected = detect(&target.root).await.map_err(at(Stage::Detect))?;
-        verify::sweep(&target.root, &detected.daemon).await;
+        sandboxes::sweep(&target.root, &detected.daemon).await;
         let summary = describe(&detected);
         Ok((detected, summary))
     })
     .await?;
     run_module(target, &detected, progress).await?;
     Ok(Done::default())
-}
-
-/// What installing would do, without doing any of it.
-///
-/// # Errors
-/// A [`Failure`] when the node or its configuration is refused.
-pub async fn preview(root: &Arc<HostRoot>) -> Result<(Detected, Plan), Failure> {
-    let detected: Result<Detected, DetectError> = detect(root).await;
-    let detected = detected.map_err(at(Stage::Detect))?;
-    let record = root.dir(STATE_DIR).ok().and_then(|state| record(&state));
-    let planned = plan_with(&detected, record.as_ref()).map_err(at(Stage::Plan))?;
-    Ok((detected, planned))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_diff_names_the_file_and_shows_what_is_added() {
-        let shown = diff("/etc/x.toml", Some(b"a\n"), Some(b"a\nb\n"));
-        assert!(
-            shown.contains("--- /etc/x.toml") && shown.contains("\n+b\n"),
-            "{shown}"
-        );
-        assert!(diff("/etc/x.toml", None, Some(b"a\n")).contains("--- /dev/null"));
-        assert_eq!(diff("/etc/x.toml", Some(b"a"), Some(b"a")), "");
-    }
 }

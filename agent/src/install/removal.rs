@@ -5,14 +5,16 @@ use std::sync::Arc;
 use quartermaster_proto::v1::{FailureReason, Stage};
 use thiserror::Error;
 
+use super::command::{CommandError, Done, Progress, Stop, at, lock, stage};
 use super::detect::{Detected, detect};
 use super::journal::{Journal, Kind};
 use super::layout::{INSTALL_DIR, RUN_DIR};
 use super::lock::Lock;
-use super::pipeline::{CommandError, Done, Progress, Stop, at, diff, lock, open, record, stage};
+use super::pipeline::open;
+use super::planning::{diff, record};
 use super::rehearsal::{self, Script, rehearse};
+use super::sandboxes::{self, User};
 use super::swap::{self, Applied, Settled, SwapError, Swapped};
-use super::verify::{self, User};
 use super::{Target, handler};
 use crate::config::{Undo, UndoError, undo};
 use crate::containerd::Expected;
@@ -159,7 +161,7 @@ pub async fn uninstall(
     stage(progress, Stage::Commit, async {
         // Their containers were made with a binary that is about to go: they end while it is still there.
         for user in &users {
-            verify::remove_sandbox(&detected.daemon, &user.sandbox).await;
+            sandboxes::remove_sandbox(&detected.daemon, &user.sandbox).await;
         }
         clear(root, held).map_err(at(Stage::Commit))?;
         Ok(((), format!("{INSTALL_DIR} is gone")))
@@ -172,7 +174,7 @@ async fn look(root: &Arc<HostRoot>, progress: &Progress) -> Result<Detected, Fai
     stage(progress, Stage::Detect, async {
         let detected = detect(root).await.map_err(at(Stage::Detect))?;
         rehearsal::sweep(root, &detected.systemd).await;
-        verify::sweep(root, &detected.daemon).await;
+        sandboxes::sweep(root, &detected.daemon).await;
         let summary = format!("{}, containerd {}", detected.os, detected.version);
         Ok((detected, summary))
     })
@@ -193,7 +195,7 @@ async fn settle(root: &Arc<HostRoot>, state: &HostDir) -> Result<(), SwapError> 
 }
 
 async fn users(detected: &Detected) -> Result<Vec<User>, RemovalError> {
-    verify::users(&detected.daemon, &handler().name)
+    sandboxes::users(&detected.daemon, &handler().name)
         .await
         .map_err(|status| RemovalError::NoAnswer(status.message().to_owned()))
 }

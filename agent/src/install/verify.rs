@@ -10,30 +10,30 @@ use std::time::Duration;
 use k8s_cri::v1::{
     ContainerConfig, ContainerMetadata, ContainerState, ContainerStatusRequest, CreateContainerRequest,
     ImageSpec, ImageStatusRequest, LinuxContainerConfig, LinuxContainerSecurityContext,
-    LinuxPodSandboxConfig, LinuxSandboxSecurityContext, ListPodSandboxRequest, NamespaceMode,
-    NamespaceOption, PodSandboxConfig, PodSandboxFilter, PodSandboxMetadata, PodSandboxState,
-    RemoveImageRequest, RemovePodSandboxRequest, RunPodSandboxRequest, StartContainerRequest,
-    StopPodSandboxRequest,
+    LinuxPodSandboxConfig, LinuxSandboxSecurityContext, NamespaceMode, NamespaceOption, PodSandboxConfig,
+    PodSandboxMetadata, RemoveImageRequest, RunPodSandboxRequest, StartContainerRequest,
 };
 use quartermaster_proto::v1::FailureReason;
 use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::Status;
 use uuid::Uuid;
 
 use super::image::{MODULE, ModuleImage};
 use super::layout::RUN_DIR;
+use super::sandboxes::{labels, remove_sandbox};
+use super::verdict::{Attempt, again, judge, sandbox_failed};
 use crate::containerd::{Daemon, Served};
 use crate::failure::Reported;
 use crate::host::HostRoot;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const TRIES: u32 = 5;
+const IMPORTS: u32 = 3;
 const RUN: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_millis(150);
-const LABEL: &str = "quartermaster.internal/verify";
-const PREFIX: &str = "quartermaster-verified ";
+/// For a containerd that is restarting just now.
+const AWAKE: Duration = Duration::from_secs(15);
 const LOG: &str = "module.log";
 
 /// Why no module ran.
@@ -93,12 +93,16 @@ pub(crate) async fn verify(
     handler: &str,
 ) -> Result<Verified, VerifyError> {
     let image = ModuleImage::new();
-    let served = daemon.served().await.map_err(|error| VerifyError::Run {
-        step: "Status",
-        why: error.to_string(),
-        tries: 0,
-    })?;
-    import(daemon, &image).await?;
+    let served = awake(daemon).await?;
+    let mut imports = 0;
+    while let Err(error) = import(daemon, &image).await {
+        imports += 1;
+        if imports == IMPORTS {
+            return Err(error);
+        }
+        sleep(PAUSE).await;
+        awake(daemon).await?;
+    }
     let bench = Bench {
         root,
         daemon,
@@ -119,79 +123,21 @@ pub(crate) async fn verify(
     result
 }
 
-/// Removes sandboxes and scratch folders that an earlier verification left behind.
-pub(crate) async fn sweep(root: &HostRoot, daemon: &Daemon) {
-    let filter = PodSandboxFilter {
-        label_selector: labels(),
-        ..Default::default()
-    };
-    let listed = daemon
-        .runtime()
-        .list_pod_sandbox(ListPodSandboxRequest { filter: Some(filter) })
-        .await;
-    for sandbox in listed.map(|list| list.into_inner().items).unwrap_or_default() {
-        remove_sandbox(daemon, &sandbox.id).await;
-    }
-    if let Ok(run) = root.dir(RUN_DIR) {
-        for name in root.list(RUN_DIR).unwrap_or_default() {
-            if name.starts_with("v-") {
-                let _ = run.remove_tree(&name);
+/// Waits until CRI answers: a daemon that somebody restarts in this moment says nothing about the handler.
+async fn awake(daemon: &Daemon) -> Result<Served, VerifyError> {
+    let deadline = Instant::now() + AWAKE;
+    loop {
+        match daemon.served().await {
+            Ok(served) => return Ok(served),
+            Err(error) if Instant::now() > deadline => {
+                return Err(VerifyError::Run {
+                    step: "Status",
+                    why: error.to_string(),
+                    tries: 0,
+                });
             }
+            Err(_) => sleep(PAUSE).await,
         }
-    }
-}
-
-/// A pod that uses a handler.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct User {
-    /// `namespace/name`
-    pub(crate) pod: String,
-    /// Of its sandbox.
-    pub(crate) sandbox: String,
-}
-
-/// Pods whose sandbox runs under `handler`, our own verifications left out.
-pub(crate) async fn users(daemon: &Daemon, handler: &str) -> Result<Vec<User>, Status> {
-    let listed = daemon
-        .runtime()
-        .list_pod_sandbox(ListPodSandboxRequest::default())
-        .await?;
-    let mut users: Vec<User> = listed
-        .into_inner()
-        .items
-        .into_iter()
-        .filter(|sandbox| {
-            sandbox.runtime_handler == handler
-                && sandbox.state == i32::from(PodSandboxState::SandboxReady)
-                && !sandbox.labels.contains_key(LABEL)
-        })
-        .map(|sandbox| {
-            let metadata = sandbox.metadata.unwrap_or_default();
-            User {
-                pod: format!("{}/{}", metadata.namespace, metadata.name),
-                sandbox: sandbox.id,
-            }
-        })
-        .collect();
-    users.sort_by(|left, right| left.pod.cmp(&right.pod));
-    Ok(users)
-}
-
-/// Stops and removes a sandbox; one that is gone is removed.
-pub(crate) async fn remove_sandbox(daemon: &Daemon, id: &str) {
-    let mut runtime = daemon.runtime();
-    let _ = runtime
-        .stop_pod_sandbox(StopPodSandboxRequest {
-            pod_sandbox_id: id.to_owned(),
-        })
-        .await;
-    let removed = runtime
-        .remove_pod_sandbox(RemovePodSandboxRequest {
-            pod_sandbox_id: id.to_owned(),
-        })
-        .await;
-    if let Err(status) = removed {
-        tracing::warn!(sandbox = id, %status, "a sandbox could not be removed");
     }
 }
 
@@ -255,25 +201,6 @@ fn spec(image: &str) -> ImageSpec {
     }
 }
 
-fn labels() -> HashMap<String, String> {
-    [(LABEL.to_owned(), "true".to_owned())].into()
-}
-
-/// One attempt's end.
-enum Attempt {
-    /// A reason that another attempt may not have.
-    Again { step: &'static str, why: String },
-    /// One that it would have too.
-    Never(VerifyError),
-}
-
-fn again(step: &'static str) -> impl FnOnce(Status) -> Attempt {
-    move |status| Attempt::Again {
-        step,
-        why: status.message().to_owned(),
-    }
-}
-
 struct Bench<'a> {
     root: &'a Arc<HostRoot>,
     daemon: &'a Daemon,
@@ -286,6 +213,7 @@ impl Bench<'_> {
     async fn try_often(&self) -> Result<Verified, VerifyError> {
         let deadline = Instant::now() + DEADLINE;
         let mut tries = 0;
+        let mut pause = PAUSE;
         loop {
             tries += 1;
             match self.once().await {
@@ -293,12 +221,14 @@ impl Bench<'_> {
                 Err(Attempt::Never(error)) => return Err(error),
                 Err(Attempt::Again { step, why }) => {
                     tracing::info!(tries, step, %why, "the module's run is tried again");
-                    if tries >= TRIES || Instant::now() + PAUSE > deadline {
+                    if tries >= TRIES || Instant::now() + pause > deadline {
                         return Err(VerifyError::Run { step, why, tries });
                     }
                 }
             }
-            sleep(PAUSE).await;
+            sleep(pause).await;
+            pause *= 2;
+            awake(self.daemon).await?;
         }
     }
 
@@ -431,18 +361,6 @@ impl Bench<'_> {
     }
 }
 
-fn sandbox_failed(status: Status) -> Attempt {
-    let why = status.message().to_owned();
-    if why.contains("sandbox image") {
-        Attempt::Never(VerifyError::SandboxImage(why))
-    } else {
-        Attempt::Again {
-            step: "RunPodSandbox",
-            why,
-        }
-    }
-}
-
 fn annotations() -> HashMap<String, String> {
     [("module.wasm.image/variant".to_owned(), "compat-smart".to_owned())].into()
 }
@@ -452,68 +370,5 @@ fn namespaces() -> NamespaceOption {
         network: NamespaceMode::Node.into(),
         pid: NamespaceMode::Container.into(),
         ..Default::default()
-    }
-}
-
-/// Whether a container's log shows that the module ran.
-fn judge(log: &str, word: &str, exit_code: i32) -> Result<(), Attempt> {
-    let printed = printed(log);
-    let turned: String = word.chars().rev().collect();
-    if printed.trim() == format!("{PREFIX}{turned}") {
-        return Ok(());
-    }
-    // The kubelet ends sandboxes that it does not know, within two seconds: that says nothing about the handler.
-    if printed.is_empty() || [137, 143].contains(&exit_code) {
-        return Err(Attempt::Again {
-            step: "module",
-            why: format!("it printed {printed:?} and exited with {exit_code}"),
-        });
-    }
-    Err(Attempt::Never(VerifyError::Output(crate::failure::cut(
-        &printed, 500,
-    ))))
-}
-
-/// What a container printed, from CRI's log: each line is a time, a stream, a tag and the text.
-fn printed(log: &str) -> String {
-    log.lines()
-        .filter_map(|line| line.splitn(4, ' ').nth(3))
-        .collect::<Vec<_>>()
-        .join("\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_word_turned_round_is_a_proof() {
-        let line = |text: &str| format!("2026-11-30T10:00:00.1Z stdout F {text}\n");
-        assert!(judge(&line("quartermaster-verified cba"), "abc", 0).is_ok());
-        assert!(judge(&line("quartermaster-verified cba"), "abc", 143).is_ok());
-        for text in ["quartermaster-verified abc", "abc", "exec format error"] {
-            assert!(matches!(
-                judge(&line(text), "abc", 0),
-                Err(Attempt::Never(VerifyError::Output(_)))
-            ));
-        }
-        assert!(matches!(judge("", "abc", 0), Err(Attempt::Again { .. })));
-        assert!(matches!(
-            judge(&line("x"), "abc", 143),
-            Err(Attempt::Again { .. })
-        ));
-    }
-
-    #[test]
-    fn a_missing_sandbox_image_is_said_and_not_tried_again() {
-        let status = Status::unknown("failed to get sandbox image \"pause:3.10\": failed to pull");
-        assert!(matches!(
-            sandbox_failed(status),
-            Attempt::Never(VerifyError::SandboxImage(_))
-        ));
-        assert!(matches!(
-            sandbox_failed(Status::unavailable("x")),
-            Attempt::Again { .. }
-        ));
     }
 }

@@ -31,8 +31,8 @@ use metrics::Metrics;
 
 /// Keepalive towards the coordinator: a peer that is gone is noticed within half a minute.
 const KEEPALIVE: Duration = Duration::from_secs(20);
-/// For commands that run when the agent is told to end.
-const DRAIN: Duration = Duration::from_secs(25);
+/// For commands that run when the agent is told to end; less than its pod's grace period of 10 s.
+const DRAIN: Duration = Duration::from_secs(8);
 const SERVICE: &str = "quartermaster.v1.Agent";
 
 /// How the agent serves.
