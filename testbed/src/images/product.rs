@@ -95,6 +95,11 @@ pub(super) fn build(images: &Path, logs: &Path, workspace: &Path, progress: &Pro
     Ok(product)
 }
 
+/// Cargo's profile: `$TESTBED_PROFILE`, for whoever changes the product and waits for it; else what a user gets.
+fn profile() -> String {
+    std::env::var("TESTBED_PROFILE").unwrap_or_else(|_| "release".to_owned())
+}
+
 fn present(images: &Path, sources: &Sources) -> Result<Option<Product>> {
     let agent = AGENT.built(images, sources)?;
     let coordinator = COORDINATOR.built(images, sources)?;
@@ -104,7 +109,7 @@ fn present(images: &Path, sources: &Sources) -> Result<Option<Product>> {
 
 impl Part {
     fn built(&self, images: &Path, sources: &Sources) -> Result<BuiltImage> {
-        let hash = sources.hash(RECIPE, self.from)?;
+        let hash = sources.hash(&format!("{RECIPE} {}", profile()), self.from)?;
         Ok(BuiltImage {
             archive: images.join(format!("{}-{hash}.tar", self.name)),
             name: format!("{}:{hash}", self.name),
@@ -166,6 +171,7 @@ impl Build<'_> {
             // Of all times the one that makes the same sources the same image.
             .args(["--timestamp", "0"])
             .args(self.volumes.iter().flat_map(|volume| ["--volume", volume]))
+            .args(["--build-arg", &format!("PROFILE={}", profile())])
             .args(options)
             .args(["--tag", name, "--file"])
             .arg(context.join(part.dockerfile))
