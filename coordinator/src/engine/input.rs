@@ -7,7 +7,7 @@ use tonic::transport::Channel;
 
 use super::feeds::AgentPod;
 use super::writes::WriteError;
-use crate::node::{NodeFacts, Outcome, Work};
+use crate::node::{NodeFacts, Outcome, Version, Work};
 use crate::prefetch::{DeploymentFacts, Pair, PrefetchFacts, PrefetchStatus};
 
 type Key = (String, String);
@@ -68,6 +68,6 @@ pub(super) enum Input {
     /// The status of a Prefetch was written.
     StatusWritten {
         key: Key,
-        result: Result<PrefetchStatus, WriteError>,
+        result: Result<(PrefetchStatus, Version), WriteError>,
     },
 }

@@ -218,8 +218,14 @@ impl Engine {
     fn node_changed(&mut self, change: Change<String, NodeFacts>) {
         match change {
             Change::Set(name, facts) => {
-                if self.nodes.get(&name) == Some(&facts) {
-                    return;
+                if let Some(known) = self.nodes.get_mut(&name) {
+                    if facts.uid == known.uid && facts.version.is_stale_beside(known.version) {
+                        return;
+                    }
+                    if *known == facts {
+                        *known = facts;
+                        return;
+                    }
                 }
                 let made_anew = self.nodes.get(&name).is_some_and(|old| old.uid != facts.uid);
                 if made_anew {

@@ -41,6 +41,7 @@ impl Engine {
                 Budget {
                     node,
                     asks: self.asking.contains(&node.name),
+                    granted: runtime.is_some_and(|runtime| runtime.granted),
                     restarted_at: runtime.and_then(|runtime| runtime.restarted_at),
                 }
             })
@@ -64,6 +65,8 @@ impl Engine {
             self.wake(at, Subject::Node(name.to_owned()));
             return;
         }
+        // By now the Node itself says whether a restart is in flight.
+        runtime.granted = false;
         if let Some(owed) = runtime.owed.clone() {
             self.pay(name, &owed, now);
             return;
@@ -119,7 +122,11 @@ impl Engine {
                 true
             }
             NodeStep::Mark(marks) => {
+                let granted = turn && marks.restart.is_some();
                 self.write_marks(name, &marks);
+                if let Some(runtime) = self.runtime.get_mut(name) {
+                    runtime.granted = granted;
+                }
                 true
             }
             NodeStep::AwaitTurn => {

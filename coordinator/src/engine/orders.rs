@@ -178,7 +178,12 @@ async fn follow(
 /// What a failure says to a person: the agent's message, who uses the handler, and what to do.
 fn words(failure: &v1::Failure) -> String {
     let mut text = failure.message.clone();
-    if !failure.users.is_empty() {
+    // The message may name them already.
+    if failure
+        .users
+        .first()
+        .is_some_and(|user| !text.contains(user.as_str()))
+    {
         text.push_str(&format!(": {}", failure.users.join(", ")));
         let named = u32::try_from(failure.users.len()).unwrap_or(u32::MAX);
         if let Some(more @ 1..) = failure.user_count.checked_sub(named) {

@@ -52,6 +52,7 @@ impl Engine {
         runtime.owed = Some(Owed {
             work,
             outcome: outcome.clone(),
+            told: false,
         });
     }
 
@@ -63,26 +64,27 @@ impl Engine {
         let spec_hash = self.setup.spec_hash.clone();
         let runtime = self.runtime.entry(name.to_owned()).or_default();
         let (marks, attempt) = conclude(node, owed.work, &owed.outcome, &spec_hash, &runtime.attempt, now);
-        let node = node.clone();
+        if !owed.told {
+            self.tell(node, owed);
+            if let Some(owed) = self
+                .runtime
+                .get_mut(name)
+                .and_then(|runtime| runtime.owed.as_mut())
+            {
+                owed.told = true;
+            }
+        }
         if !self.write_marks(name, &marks) {
             self.paid(name, attempt);
         } else if let Some(runtime) = self.runtime.get_mut(name) {
             // Written with the attempt that was current: it must not grow again when the write is repeated.
             runtime.pending_attempt = Some(attempt);
         }
-        if self.runtime.get(name).is_some_and(|r| r.noticed) {
-            return;
-        }
-        if let Some(runtime) = self.runtime.get_mut(name) {
-            runtime.noticed = true;
-        }
-        self.tell(&node, owed);
     }
 
     fn paid(&mut self, name: &str, attempt: Attempt) {
         if let Some(runtime) = self.runtime.get_mut(name) {
             runtime.owed = None;
-            runtime.noticed = false;
             runtime.pending_attempt = None;
             runtime.attempt = attempt;
         }

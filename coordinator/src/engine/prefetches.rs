@@ -8,6 +8,7 @@ use tracing::{error, info};
 use super::input::Change;
 use super::writes::WriteError;
 use super::{Engine, Key, Subject};
+use crate::node::Version;
 use crate::prefetch::{
     Cover, DeploymentFacts, Pair, PrefetchFacts, PrefetchPhase, PrefetchStatus, StatusInput, covers, resolve,
     status,
@@ -22,6 +23,10 @@ impl Engine {
     pub(super) fn prefetch_changed(&mut self, change: Change<Key, PrefetchFacts>) {
         match change {
             Change::Set(key, facts) => {
+                let known = self.prefetches.get(&key);
+                if known.is_some_and(|k| k.uid == facts.uid && facts.version.is_stale_beside(k.version)) {
+                    return;
+                }
                 let old = self.prefetches.insert(key.clone(), facts.clone());
                 self.dirty_prefetches.insert(key.clone());
                 // The answer to our own status write must not wake every node.
@@ -226,13 +231,18 @@ impl Engine {
         }
     }
 
-    pub(super) fn status_written(&mut self, key: &Key, result: Result<PrefetchStatus, WriteError>) {
+    pub(super) fn status_written(
+        &mut self,
+        key: &Key,
+        result: Result<(PrefetchStatus, Version), WriteError>,
+    ) {
         let state = self.status.entry(key.clone()).or_default();
         state.writing = false;
         match result {
-            Ok(status) => {
+            Ok((status, version)) => {
                 if let Some(prefetch) = self.prefetches.get_mut(key) {
                     prefetch.status = status;
+                    prefetch.version = version;
                 }
             }
             Err(WriteError::Gone) => return,

@@ -30,8 +30,8 @@ pub(super) struct NodeRuntime {
     pub owed: Option<Owed>,
     /// What to remember of the attempt once they are written.
     pub pending_attempt: Option<Attempt>,
-    /// An Event has told of it.
-    pub noticed: bool,
+    /// It was given its turn, and the Node does not say so yet: it counts against the budget already.
+    pub granted: bool,
     /// Since when an agent is awaited.
     pub awaited_since: Option<Timestamp>,
     /// Since when it has had no work.
@@ -47,6 +47,8 @@ pub(super) struct NodeRuntime {
 pub(super) struct Owed {
     pub work: Work,
     pub outcome: crate::node::Outcome,
+    /// An Event has told of it.
+    pub told: bool,
 }
 
 /// The way to the agent of a node.

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::input::Input;
 use super::{Engine, Key};
-use crate::node::{Marks, NodeFacts, Writes};
+use crate::node::{Marks, NodeFacts, Version, Writes};
 use crate::prefetch::{Prefetch, PrefetchStatus};
 
 /// Why a write was not done.
@@ -58,7 +58,10 @@ impl Engine {
             let result = api
                 .patch_status(&key.1, &PatchParams::default(), &patch)
                 .await
-                .map(|prefetch| prefetch.status.unwrap_or_default())
+                .map(|prefetch| {
+                    let version = Version::read(&prefetch.metadata);
+                    (prefetch.status.unwrap_or_default(), version)
+                })
                 .map_err(WriteError::from);
             let _ = inputs.send(Input::StatusWritten { key, result }).await;
         });

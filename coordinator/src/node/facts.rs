@@ -1,8 +1,36 @@
 //! What the coordinator keeps of a Node object.
 
 use k8s_openapi::api::core::v1::Node;
+use kube::api::ObjectMeta;
 
 use super::marks::Marks;
+
+/// `metadata.resourceVersion` as a number, which grows with every write to an object. It says how new facts are and
+/// is no fact itself: two states that differ in it alone are the same.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Version(u64);
+
+impl Version {
+    /// Reads the version of an object; one that is not a number counts as the oldest and never as stale.
+    pub fn read(metadata: &ObjectMeta) -> Self {
+        let text = metadata.resource_version.as_deref();
+        Self(text.and_then(|text| text.parse().ok()).unwrap_or(0))
+    }
+
+    /// Whether what carries this version was overtaken by what carries `known`: a watch may bring a state from before
+    /// an answer that has come already.
+    pub fn is_stale_beside(self, known: Self) -> bool {
+        self.0 != 0 && self.0 < known.0
+    }
+}
+
+impl PartialEq for Version {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Version {}
 
 /// A Node, trimmed to what decisions need. A heartbeat that changes none of it wakes nobody.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -11,6 +39,8 @@ pub struct NodeFacts {
     pub name: String,
     /// `metadata.uid`: a Node of the same name that was made anew is another node.
     pub uid: String,
+    /// How new this is.
+    pub version: Version,
     /// The annotation `kwasm.sh/kwasm-node`, whatever its value.
     pub intent: Option<String>,
     /// The annotation `kwasm.sh/force-removal` is `true`.
@@ -54,6 +84,7 @@ impl NodeFacts {
         Self {
             name: meta.name.clone().unwrap_or_default(),
             uid: meta.uid.clone().unwrap_or_default(),
+            version: Version::read(meta),
             intent: annotation("kwasm.sh/kwasm-node"),
             force_removal: annotation("kwasm.sh/force-removal").as_deref() == Some("true"),
             marks: Marks::read(annotation, label, conditions),
@@ -92,6 +123,15 @@ mod tests {
             ))
         };
         assert_eq!(with("2026-01-01T00:00:00Z"), with("2026-01-01T00:00:10Z"));
+    }
+
+    #[test]
+    fn a_state_from_before_an_answer_is_stale() {
+        let with =
+            |version: &str| node(&format!("metadata: {{name: a, resourceVersion: '{version}'}}")).version;
+        assert!(with("9").is_stale_beside(with("10")));
+        assert!(!with("10").is_stale_beside(with("10")));
+        assert!(!with("opaque").is_stale_beside(with("10")));
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod lifecycle;
 mod marks;
 mod rollout;
 
-pub use facts::NodeFacts;
+pub use facts::{NodeFacts, Version};
 pub use lifecycle::{
     Attempt, NodeStep, Outcome, Retry, Situation, Work, conclude, decide, wants_provisioning,
 };

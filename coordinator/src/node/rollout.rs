@@ -14,6 +14,8 @@ pub struct Budget<'a> {
     pub node: &'a NodeFacts,
     /// It has come so far that only its restart is left to do.
     pub asks: bool,
+    /// It was given its turn a moment ago, and the Node does not carry the mark of it yet.
+    pub granted: bool,
     /// When a restart that we ordered there ended.
     pub restarted_at: Option<Timestamp>,
 }
@@ -23,14 +25,14 @@ pub struct Budget<'a> {
 pub fn admit<'a>(nodes: &[Budget<'a>], max_unavailable: usize, now: Timestamp) -> Vec<&'a str> {
     let down = |b: &&Budget| {
         let blamed = !b.node.ready && b.restarted_at.is_some_and(|at| now.duration_since(at) < BLAME);
-        b.node.marks.restart.is_some() || blamed
+        b.node.marks.restart.is_some() || b.granted || blamed
     };
     let mut used = nodes.iter().filter(down).count();
     let control_plane_down = nodes.iter().filter(down).any(|b| b.node.control_plane);
 
     let mut asking: Vec<&NodeFacts> = nodes
         .iter()
-        .filter(|b| b.asks && b.node.marks.restart.is_none())
+        .filter(|b| b.asks && !b.granted && b.node.marks.restart.is_none())
         .map(|b| b.node)
         .collect();
     asking.sort_by_key(|node| (node.control_plane, node.name.as_str()));
@@ -71,6 +73,7 @@ mod tests {
         Budget {
             node,
             asks: true,
+            granted: false,
             restarted_at: None,
         }
     }
@@ -99,12 +102,23 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_counts_before_the_node_carries_its_mark() {
+        let (a, b) = (node("a"), node("b"));
+        let granted = Budget {
+            granted: true,
+            ..asking(&a)
+        };
+        assert!(admit(&[granted, asking(&b)], 1, at(0)).is_empty());
+    }
+
+    #[test]
     fn a_node_that_went_down_after_our_restart_is_held_against_us_for_five_minutes() {
         let (mut a, b) = (node("a"), node("b"));
         a.ready = false;
         let blamed = Budget {
             node: &a,
             asks: false,
+            granted: false,
             restarted_at: Some(at(0)),
         };
         assert!(admit(&[blamed, asking(&b)], 1, at(299)).is_empty());

@@ -9,7 +9,7 @@ use kube::api::ObjectMeta;
 
 use super::crd::{Prefetch, PrefetchStatus};
 use super::reference::normalise;
-use crate::node::NodeFacts;
+use crate::node::{NodeFacts, Version};
 
 /// A Prefetch, trimmed to what decisions need.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -20,6 +20,8 @@ pub struct PrefetchFacts {
     pub name: String,
     /// `metadata.uid`.
     pub uid: String,
+    /// How new this is.
+    pub version: Version,
     /// `metadata.generation`.
     pub generation: i64,
     /// `spec.filter_by_labels`.
@@ -46,6 +48,7 @@ impl PrefetchFacts {
             namespace: prefetch.namespace().unwrap_or_default(),
             name: prefetch.name_any(),
             uid: prefetch.uid().unwrap_or_default(),
+            version: Version::read(&prefetch.metadata),
             generation: prefetch.metadata.generation.unwrap_or_default(),
             labels: spec.filter_by_labels.clone().unwrap_or_default(),
             node_filter: spec.node_filter.clone().unwrap_or_default(),
@@ -61,6 +64,7 @@ impl PrefetchFacts {
             namespace: metadata.namespace.clone().unwrap_or_default(),
             name: metadata.name.clone().unwrap_or_default(),
             uid: metadata.uid.clone().unwrap_or_default(),
+            version: Version::read(metadata),
             generation: metadata.generation.unwrap_or_default(),
             broken: Some(why.to_owned()),
             ..Self::default()

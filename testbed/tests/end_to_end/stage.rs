@@ -23,6 +23,8 @@ pub(crate) struct Stage {
 impl Stage {
     /// Runs a scenario; one that fails tells with what the coordinator logged.
     pub(crate) fn run(&self, scenario: fn(&Self) -> Result<()>) -> Result<()> {
+        self.reset()
+            .context("what an earlier scenario left can't be cleared away")?;
         let since = now();
         scenario(self).with_context(|| {
             let log = self
@@ -35,6 +37,22 @@ impl Stage {
                 .unwrap_or_else(|error| format!("{error:#}"));
             format!("the coordinator's log of this scenario:\n{log}\n")
         })
+    }
+
+    /// Clears away what a scenario that failed has left; where there is nothing it does nothing.
+    fn reset(&self) -> Result<()> {
+        self.kubectl(&[
+            "delete",
+            "prefetch,deployment,pod",
+            "--all",
+            "--namespace=default",
+            "--timeout=60s",
+        ])?;
+        self.annotate(&NODES, "kwasm.sh/kwasm-node-")?;
+        for node in NODES {
+            self.until_unmarked(node)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn kubectl(&self, args: &[&str]) -> Result<String> {
