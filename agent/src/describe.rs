@@ -23,7 +23,7 @@ pub(crate) async fn describe(node_name: &str, root: &Arc<HostRoot>) -> NodeDescr
         .or_else(|_| root.read("/usr/lib/os-release", 64 * 1024))
         .unwrap_or_default();
     let settings = settings(root).await;
-    let daemon = locate(root).await;
+    let daemon = daemon(root, settings.as_ref());
     let installed = install::state(root).ok();
     NodeDescription {
         node_name: node_name.to_owned(),
@@ -63,13 +63,16 @@ async fn settings(root: &Arc<HostRoot>) -> Option<DaemonSettings> {
 
 /// The daemon that the kubelet uses, found by its unit, else by the first socket that is there.
 pub(crate) async fn locate(root: &Arc<HostRoot>) -> Daemon {
-    let socket = match settings(root).await {
-        Some(settings) => settings.socket,
+    daemon(root, settings(root).await.as_ref())
+}
+
+fn daemon(root: &Arc<HostRoot>, settings: Option<&DaemonSettings>) -> Daemon {
+    let socket = match settings {
+        Some(settings) => settings.socket.as_str(),
         None => SOCKETS
             .iter()
             .find(|socket| root.exists(socket))
-            .unwrap_or(&SOCKETS[0])
-            .to_string(),
+            .unwrap_or(&SOCKETS[0]),
     };
-    Daemon::patient(Arc::clone(root), &socket)
+    Daemon::patient(Arc::clone(root), socket)
 }

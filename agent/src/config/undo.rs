@@ -177,11 +177,21 @@ fn lines(text: &str, first: usize, last: usize) -> Range<usize> {
     start..end
 }
 
-/// Start of the line before `at`, if that line is the note that we put above our tables.
+/// Start of what stands above our tables, if that is the note that we put there, with the empty line before it.
 fn note_before(text: &str, at: usize) -> Option<usize> {
-    let before = text[..at].strip_suffix('\n')?;
-    let start = before.rfind('\n').map_or(0, |at| at + 1);
-    (before[start..].trim() == NOTE).then_some(start)
+    let line_before = |at: usize| {
+        let before = text[..at].strip_suffix('\n')?;
+        let start = before.rfind('\n').map_or(0, |at| at + 1);
+        Some((start, before[start..].trim()))
+    };
+    let (note, words) = line_before(at)?;
+    if words != NOTE {
+        return None;
+    }
+    match line_before(note) {
+        Some((empty, "")) => Some(empty),
+        _ => Some(note),
+    }
 }
 
 /// `text` without `ranges`, which are sorted. Where a cut would join two lines, their line end is kept.

@@ -10,4 +10,4 @@ mod settings;
 pub use channel::{Daemon, DaemonError};
 pub use comparison::{Difference, Expected, compare};
 pub use served::{RuntimeOptions, Served};
-pub use settings::{DaemonSettings, SettingsError, read_settings};
+pub use settings::{DEFAULT_CONFIG, DaemonSettings, SettingsError, read_settings};

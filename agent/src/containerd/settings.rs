@@ -8,7 +8,7 @@ use crate::config::{ImportedFile, imports_of};
 use crate::host::HostRoot;
 
 /// Default of `--config`.
-const CONFIG: &str = "/etc/containerd/config.toml";
+pub const DEFAULT_CONFIG: &str = "/etc/containerd/config.toml";
 /// Default of `--address`.
 const SOCKET: &str = "/run/containerd/containerd.sock";
 /// Largest configuration that is read, in bytes.
@@ -52,7 +52,7 @@ pub enum SettingsError {
 /// # Errors
 /// [`SettingsError`] when one of them cannot be read.
 pub fn read_settings(root: &HostRoot, arguments: &[String]) -> Result<DaemonSettings, SettingsError> {
-    let config_path = flag(arguments, "config", Some('c')).unwrap_or_else(|| CONFIG.to_owned());
+    let config_path = flag(arguments, "config", Some('c')).unwrap_or_else(|| DEFAULT_CONFIG.to_owned());
     let file = read(root, &config_path)?;
     let mut imports = Imports {
         root,
@@ -273,7 +273,7 @@ mod tests {
     fn flags_are_taken_in_every_spelling() {
         let (_dir, root) = root(&[("x/c.toml", "[grpc]\naddress = \"/run/file.sock\"\n")]);
         for (line, config, socket) in [
-            ("/usr/bin/containerd", CONFIG, SOCKET),
+            ("/usr/bin/containerd", DEFAULT_CONFIG, SOCKET),
             ("containerd --config /x/c.toml", "/x/c.toml", "/run/file.sock"),
             (
                 "containerd -c=/x/c.toml -a /run/a.sock",

@@ -67,6 +67,8 @@ pub enum DetectError {
 impl Reported for DetectError {
     fn reason(&self) -> FailureReason {
         match self {
+            // It may be on its way up: worth another try, unlike what a host is.
+            Self::Host(HostRefusal::NoContainerd) => FailureReason::ContainerdUnreachable,
             Self::Host(_)
             | Self::KillMode(_)
             | Self::NotContainerd(_)

@@ -18,7 +18,7 @@ use zbus::wire::Variant;
 
 use super::detect::Detected;
 use super::layout::RUN_DIR;
-use crate::containerd::{Daemon, DaemonError, Difference, Expected, Served, compare};
+use crate::containerd::{DEFAULT_CONFIG, Daemon, DaemonError, Difference, Expected, Served, compare};
 use crate::failure::Reported;
 use crate::host::{HostDir, HostRoot, Property, Systemd, SystemdError};
 
@@ -157,7 +157,7 @@ impl Stage<'_> {
         let mut private = std::fs::DirBuilder::new();
         private.mode(0o700);
         private.create(self.run.path(self.name))?;
-        let files = [self.detected.config.file.as_deref(), script.candidate];
+        let files = self.files(&script);
         for (side, bytes) in Side::BOTH.into_iter().zip(files) {
             let folder = self.run.path(self.name).join(side.folder());
             private.create(&folder)?;
@@ -171,6 +171,22 @@ impl Stage<'_> {
             self.boot(Side::Changed, files[1].is_some(), deadline),
         )?;
         Ok((before, after, script.expected))
+    }
+
+    /// What the two daemons read. A file that goes away is still there on the host, so its absence is played by
+    /// one that says nothing.
+    fn files<'b>(&'b self, script: &Script<'b>) -> [Option<&'b [u8]>; 2] {
+        let config = &self.detected.config;
+        let nothing: &[u8] = if config.containerd.major >= 2 {
+            b"version = 3\n"
+        } else {
+            b"version = 2\n"
+        };
+        let changed = match (&config.file, script.candidate) {
+            (Some(_), None) => Some(nothing),
+            (_, candidate) => candidate,
+        };
+        [config.file.as_deref(), changed]
     }
 
     async fn boot(&self, side: Side, has_file: bool, deadline: Instant) -> Result<Served, RehearsalError> {
@@ -286,23 +302,20 @@ fn properties(
     let inside = |name: &str| format!("{INSIDE}/{name}");
     // The file stands at its real place where that can be covered, so that relative imports lead where they do.
     let covered = config_exists && has_file;
-    let config = if covered {
-        config_path.to_owned()
-    } else {
-        inside("config.toml")
+    // A file that is named and not there is fatal; one that is not named and not there means the defaults.
+    let config = match (covered, has_file) {
+        (true, _) => Some(config_path.to_owned()),
+        (false, true) => Some(inside("config.toml")),
+        (false, false) if config_path == DEFAULT_CONFIG => None,
+        (false, false) => Some(config_path.to_owned()),
     };
-    let arguments: Vec<String> = [
-        binary.to_owned(),
-        "--config".into(),
-        config,
-        "--root".into(),
-        inside("root"),
-        "--state".into(),
-        inside("state"),
-        "--address".into(),
-        inside("c.sock"),
-    ]
-    .into();
+    let mut arguments = vec![binary.to_owned()];
+    if let Some(config) = config {
+        arguments.extend(["--config".to_owned(), config]);
+    }
+    for (flag, name) in [("--root", "root"), ("--state", "state"), ("--address", "c.sock")] {
+        arguments.extend([flag.to_owned(), inside(name)]);
+    }
     let empty = |path: &str| (path.to_owned(), String::new());
     let bind = |from: String, to: String| (from, to, false, 0u64);
     let mut properties: Vec<Property> = vec![

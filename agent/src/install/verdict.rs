@@ -4,6 +4,8 @@ use tonic::Status;
 
 use super::verify::VerifyError;
 
+/// The step that fails where the sandbox image is missing.
+pub(super) const SANDBOX_IMAGE: &str = "sandbox image";
 const PREFIX: &str = "quartermaster-verified ";
 
 /// One attempt's end.
@@ -22,14 +24,14 @@ pub(super) fn again(step: &'static str) -> impl FnOnce(Status) -> Attempt {
 }
 pub(super) fn sandbox_failed(status: Status) -> Attempt {
     let why = status.message().to_owned();
-    if why.contains("sandbox image") {
-        Attempt::Never(VerifyError::SandboxImage(why))
+    // The one image that a sandbox needs is the sandbox image; 2.x does not call it by that name.
+    let pulling = ["sandbox image", "failed to pull", "failed to resolve image"];
+    let step = if pulling.iter().any(|words| why.contains(words)) {
+        SANDBOX_IMAGE
     } else {
-        Attempt::Again {
-            step: "RunPodSandbox",
-            why,
-        }
-    }
+        "RunPodSandbox"
+    };
+    Attempt::Again { step, why }
 }
 
 /// Whether a container's log shows that the module ran.
@@ -82,15 +84,22 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_sandbox_image_is_said_and_not_tried_again() {
-        let status = Status::unknown("failed to get sandbox image \"pause:3.10\": failed to pull");
-        assert!(matches!(
-            sandbox_failed(status),
-            Attempt::Never(VerifyError::SandboxImage(_))
-        ));
-        assert!(matches!(
-            sandbox_failed(Status::unavailable("x")),
-            Attempt::Again { .. }
-        ));
+    fn a_missing_sandbox_image_is_told_from_other_failures() {
+        for (words, wanted) in [
+            (
+                "failed to get sandbox image \"pause:3.10\": failed to pull",
+                SANDBOX_IMAGE,
+            ),
+            (
+                "failed to pull image \"pause:3.10\": failed to resolve image",
+                SANDBOX_IMAGE,
+            ),
+            ("failed to create shim task", "RunPodSandbox"),
+        ] {
+            let Attempt::Again { step, .. } = sandbox_failed(Status::unknown(words)) else {
+                panic!("{words} is final");
+            };
+            assert_eq!(step, wanted, "{words}");
+        }
     }
 }

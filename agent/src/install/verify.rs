@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::image::{MODULE, ModuleImage};
 use super::layout::RUN_DIR;
 use super::sandboxes::{labels, remove_sandbox};
-use super::verdict::{Attempt, again, judge, sandbox_failed};
+use super::verdict::{Attempt, SANDBOX_IMAGE, again, judge, sandbox_failed};
 use crate::containerd::{Daemon, Served};
 use crate::failure::Reported;
 use crate::host::HostRoot;
@@ -222,7 +222,10 @@ impl Bench<'_> {
                 Err(Attempt::Again { step, why }) => {
                     tracing::info!(tries, step, %why, "the module's run is tried again");
                     if tries >= TRIES || Instant::now() + pause > deadline {
-                        return Err(VerifyError::Run { step, why, tries });
+                        return Err(match step {
+                            SANDBOX_IMAGE => VerifyError::SandboxImage(why),
+                            step => VerifyError::Run { step, why, tries },
+                        });
                     }
                 }
             }
