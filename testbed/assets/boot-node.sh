@@ -70,6 +70,14 @@ else
   mount -t tmpfs -o mode=755 tmpfs "$root/sys/fs/cgroup"
   for options in $hierarchies; do
     name=${options#none,name=}
+    # systemd must not find this one. In the legacy layout it takes the processes of some scopes out of it again, soon
+    # after runc put them there; runc then sees an empty sandbox, and containerd 1.7 takes its shim for leaked when it
+    # restarts, and ends the pod.
+    if [ "$name" = devices ]; then
+      name=devices-of-containers
+      grep -v "^devices" /proc/cgroups > "$dir/controllers"
+      mount --bind "$dir/controllers" "$root/proc/cgroups"
+    fi
     mkdir "$root/sys/fs/cgroup/$name"
     mount -t cgroup -o "$options" cgroup "$root/sys/fs/cgroup/$name"
     # cpu,cpuacct is looked for by each of its names.
