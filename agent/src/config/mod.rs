@@ -10,12 +10,14 @@ mod existing;
 mod facts;
 mod insertion;
 mod plan;
+mod rehearsable;
 mod tree;
 mod undo;
 
 pub use facts::{ConfigFacts, Family, ImportedFile, Version};
 pub use insertion::{Handler, Piece, PieceKind};
 pub use plan::{ConfigEdit, Plan, Refusal, RefusalKind, plan};
+pub use rehearsable::rehearsable;
 pub use undo::{EditRecord, Undo, UndoError, undo};
 
 pub(crate) use facts::imports_of;

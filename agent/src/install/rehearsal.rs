@@ -18,6 +18,7 @@ use zbus::wire::Variant;
 
 use super::detect::Detected;
 use super::layout::RUN_DIR;
+use crate::config::rehearsable;
 use crate::containerd::{DEFAULT_CONFIG, Daemon, DaemonError, Difference, Expected, Served, compare};
 use crate::failure::Reported;
 use crate::host::{HostDir, HostRoot, Property, Systemd, SystemdError};
@@ -162,7 +163,7 @@ impl Stage<'_> {
             let folder = self.run.path(self.name).join(side.folder());
             private.create(&folder)?;
             if let Some(bytes) = bytes {
-                std::fs::write(folder.join("config.toml"), bytes)?;
+                std::fs::write(folder.join("config.toml"), rehearsable(bytes))?;
             }
         }
         let deadline = Instant::now() + DEADLINE;
@@ -271,6 +272,7 @@ pub(crate) fn complaints(log: &str) -> String {
                 || line.contains("level=error")
                 || line.starts_with("containerd: ")
                 || line.contains("invalid plugin config")
+                || line.contains("failed to load plugin") && line.contains("cri")
         })
         .collect();
     let mut seen = BTreeSet::new();
@@ -376,6 +378,8 @@ mod tests {
         assert!(words.contains("no corresponding runtime"), "{words}");
         assert!(words.contains("failed to load TOML"), "{words}");
         assert!(!words.contains("starting"), "{words}");
+        let plugin = "level=warning msg=\"failed to load plugin\" error=\"no default routes\" id=io.containerd.grpc.v1.cri";
+        assert!(complaints(&format!("{plugin}\nbooted")).contains("no default routes"));
         assert!(complaints("a\nb\nc\nd").ends_with("b | c | d"));
         assert_eq!(complaints(""), "containerd said nothing");
     }
