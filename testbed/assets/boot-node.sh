@@ -72,11 +72,12 @@ else
     name=${options#none,name=}
     # systemd must not find this one. In the legacy layout it takes the processes of some scopes out of it again, soon
     # after runc put them there; runc then sees an empty sandbox, and containerd 1.7 takes its shim for leaked when it
-    # restarts, and ends the pod.
+    # restarts, and ends the pod. devices-hierarchy.service mounts it once systemd has looked around.
     if [ "$name" = devices ]; then
-      name=devices-of-containers
       grep -v "^devices" /proc/cgroups > "$dir/controllers"
       mount --bind "$dir/controllers" "$root/proc/cgroups"
+      touch "$root/run/devices-hierarchy"
+      continue
     fi
     mkdir "$root/sys/fs/cgroup/$name"
     mount -t cgroup -o "$options" cgroup "$root/sys/fs/cgroup/$name"

@@ -1,7 +1,7 @@
-//! Builds every image and tells its name, size and time: `cargo run -p testbed --example images [-- base]`.
+//! Builds every image and tells its name, size and time: `cargo run -p testbed --example images [-- base | -- WORKSPACE]`.
 
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -13,9 +13,11 @@ fn main() -> Result<()> {
     let cache = Cache::locate();
     let start = Instant::now();
     tell(&images::base_set(cache.root())?, start)?;
-    if std::env::args().nth(1).as_deref() != Some("base") {
+    let what = std::env::args().nth(1);
+    if what.as_deref() != Some("base") {
         let start = Instant::now();
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let here = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        let workspace = PathBuf::from(what.unwrap_or_else(|| here.to_owned()));
         let product = images::product(cache.root(), &workspace, &Progress::terminal())?;
         tell(&[product.agent, product.coordinator], start)?;
     }

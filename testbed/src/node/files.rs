@@ -151,6 +151,10 @@ pub(super) fn render(
             fill(include_str!("../../assets/node/kubelet.yaml")),
         ),
         text(
+            &format!("{OWN_UNITS}/devices-hierarchy.service"),
+            include_str!("../../assets/node/devices-hierarchy.service"),
+        ),
+        text(
             &format!("{OWN_UNITS}/kubelet.service"),
             fill(include_str!("../../assets/node/kubelet.service")),
         ),
@@ -174,6 +178,10 @@ pub(super) fn render(
     for (unit, target) in [
         ("containerd.service", containerd_unit),
         ("kubelet.service", format!("{OWN_UNITS}/kubelet.service")),
+        (
+            "devices-hierarchy.service",
+            format!("{OWN_UNITS}/devices-hierarchy.service"),
+        ),
         ("kube-proxy.service", format!("{OWN_UNITS}/kube-proxy.service")),
     ] {
         files.push(link(
