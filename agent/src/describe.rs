@@ -23,7 +23,7 @@ pub(crate) async fn describe(node_name: &str, root: &Arc<HostRoot>) -> NodeDescr
         .or_else(|_| root.read("/usr/lib/os-release", 64 * 1024))
         .unwrap_or_default();
     let settings = settings(root).await;
-    let daemon = daemon(root, settings.as_ref());
+    let daemon = Daemon::new(Arc::clone(root), socket(root, settings.as_ref()));
     let installed = install::state(root).ok();
     NodeDescription {
         node_name: node_name.to_owned(),
@@ -61,18 +61,19 @@ async fn settings(root: &Arc<HostRoot>) -> Option<DaemonSettings> {
     read_settings(root, &arguments).ok()
 }
 
-/// The daemon that the kubelet uses, found by its unit, else by the first socket that is there.
+/// The daemon that the kubelet uses, found by its unit, else by the first socket that is there. Its calls have no
+/// deadline of their own.
 pub(crate) async fn locate(root: &Arc<HostRoot>) -> Daemon {
-    daemon(root, settings(root).await.as_ref())
+    let settings = settings(root).await;
+    Daemon::patient(Arc::clone(root), socket(root, settings.as_ref()))
 }
 
-fn daemon(root: &Arc<HostRoot>, settings: Option<&DaemonSettings>) -> Daemon {
-    let socket = match settings {
-        Some(settings) => settings.socket.as_str(),
+fn socket<'a>(root: &HostRoot, settings: Option<&'a DaemonSettings>) -> &'a str {
+    match settings {
+        Some(settings) => &settings.socket,
         None => SOCKETS
             .iter()
             .find(|socket| root.exists(socket))
             .unwrap_or(&SOCKETS[0]),
-    };
-    Daemon::patient(Arc::clone(root), socket)
+    }
 }

@@ -36,7 +36,7 @@ pub use removal::uninstall;
 pub use swap::settle_at_start;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::config::Handler;
 use crate::host::HostRoot;
@@ -48,6 +48,39 @@ pub struct Target {
     pub root: Arc<HostRoot>,
     /// Folder with `bin`, `lib` and `SHA256SUMS`, as this process sees it.
     pub payload: PathBuf,
+    /// The change that was rehearsed last, so that what was prepared a moment ago need not be rehearsed again.
+    rehearsed: Arc<Mutex<Option<Rehearsed>>>,
+}
+
+/// What a rehearsal was about: the daemon's process, and digests of the configuration before and after.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rehearsed {
+    daemon: u32,
+    before: Option<String>,
+    after: Option<String>,
+}
+
+impl Target {
+    /// The host below `root`, to be given the payload in `payload`.
+    pub fn new(root: Arc<HostRoot>, payload: PathBuf) -> Self {
+        Self {
+            root,
+            payload,
+            rehearsed: Arc::default(),
+        }
+    }
+
+    pub(crate) fn was_rehearsed(&self, change: &Rehearsed) -> bool {
+        self.rehearsed
+            .lock()
+            .is_ok_and(|last| last.as_ref() == Some(change))
+    }
+
+    pub(crate) fn note_rehearsed(&self, change: Rehearsed) {
+        if let Ok(mut last) = self.rehearsed.lock() {
+            *last = Some(change);
+        }
+    }
 }
 
 /// The handler that is installed.

@@ -6,7 +6,7 @@ use quartermaster_proto::v1::{FailureReason, Stage};
 
 use super::command::{CommandError, Done, Progress, Stop, at, lock, stage};
 use super::detect::{Detected, detect};
-use super::journal::{Base, Found, Journal, Kind, Promise, Step, digest};
+use super::journal::{Base, Found, Journal, Kind, digest};
 use super::layout::INSTALL_DIR;
 use super::lock::Lock;
 use super::payload::{Payload, PayloadError, Placed};
@@ -14,16 +14,14 @@ use super::planning::{diff, plan_with, record, summarise};
 use super::record::Installed;
 use super::rehearsal::{self, RehearsalError, Script, rehearse};
 use super::swap::{self, Applied, Settled, SwapError, Swapped};
-use super::{Target, handler, sandboxes, verify};
-use crate::config::{ConfigEdit, Plan};
+use super::{Rehearsed, Target, handler, sandboxes, verify};
+use crate::config::{ConfigEdit, ConfigFacts, Plan};
 use crate::containerd::{Difference, Expected};
 use crate::failure::Failure;
 use crate::host::{HostDir, HostRoot};
 
 /// How often a configuration that changes before its swap is planned anew.
 const REPLANS: u32 = 3;
-/// For a restart and all that follows until containerd is healthy.
-const HEALTHY_WITHIN: u64 = 60;
 
 /// Installs the handler.
 ///
@@ -101,7 +99,9 @@ impl Installation<'_> {
         swapped: &mut Option<(Journal, Applied)>,
     ) -> Result<Done, Failure> {
         let root = &self.target.root;
-        for attempt in 1.. {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
             let record = held.as_ref().and_then(|(state, _)| record(state));
             let planned = stage(self.progress, Stage::Plan, async {
                 let planned = plan_with(&detected, record.as_ref()).map_err(at(Stage::Plan))?;
@@ -166,7 +166,6 @@ impl Installation<'_> {
             }
             detected = detect(root).await.map_err(at(Stage::Detect))?;
         }
-        unreachable!("the loop above has no other end")
     }
 
     async fn place(&self) -> Result<Placed, Failure> {
@@ -218,14 +217,28 @@ impl Installation<'_> {
                 candidate: Some(&edit.after),
                 expected: Expected::Added(&handler.name),
             };
-            match rehearse(&self.target.root, detected, script).await {
-                Ok(()) => Ok((
+            let change = Rehearsed {
+                daemon: detected.unit.main_pid,
+                before: read_by(&detected.config),
+                after: digest(Some(&edit.after)),
+            };
+            if self.target.was_rehearsed(&change) {
+                return Ok((
                     None,
-                    format!(
-                        "containerd serves {} more on the changed configuration, and all else as before",
-                        handler.name
-                    ),
-                )),
+                    "the same change was rehearsed with this containerd before".to_owned(),
+                ));
+            }
+            match rehearse(&self.target.root, detected, script).await {
+                Ok(()) => {
+                    self.target.note_rehearsed(change);
+                    Ok((
+                        None,
+                        format!(
+                            "containerd serves {} more on the changed configuration, and all else as before",
+                            handler.name
+                        ),
+                    ))
+                }
                 Err(RehearsalError::Different(Difference::CgroupDriver { wanted })) => Ok((
                     Some(wanted),
                     format!("the default runtime has SystemdCgroup = {wanted}; planning again"),
@@ -248,13 +261,7 @@ impl Installation<'_> {
             let base = edit.base.clone().unwrap_or_default();
             Base::Text(String::from_utf8_lossy(&base).into_owned())
         };
-        let mut journal = open(
-            Kind::Install,
-            detected,
-            state,
-            edit.before.as_deref(),
-            Some(&edit.after),
-        );
+        let mut journal = swap::planned(Kind::Install, detected, edit.before.as_deref(), Some(&edit.after));
         journal.pieces = edit.pieces.clone();
         journal.base = base;
         journal.open(state, edit.before.as_deref(), Some(&edit.after))?;
@@ -296,36 +303,11 @@ impl Installation<'_> {
     }
 }
 
-/// A journal that nothing has been done of.
-pub(crate) fn open(
-    kind: Kind,
-    detected: &Detected,
-    _state: &HostDir,
-    old: Option<&[u8]>,
-    new: Option<&[u8]>,
-) -> Journal {
-    let ours = handler().name;
-    let handlers = detected.served.runtimes.keys();
-    Journal {
-        format: 1,
-        kind,
-        config_path: detected.config.path.clone(),
-        old_sha256: digest(old),
-        new_sha256: digest(new),
-        pieces: Vec::new(),
-        base: Base::Old,
-        unit: crate::host::CONTAINERD_UNIT.to_owned(),
-        socket: detected.socket.clone(),
-        promise: Promise {
-            default_runtime: detected.served.default_runtime.clone(),
-            handlers: handlers.filter(|name| **name != ours).cloned().collect(),
-            ours,
-            network_ready: detected.served.network_ready,
-        },
-        healthy_within_seconds: HEALTHY_WITHIN,
-        step: Step::Planned,
-        outcome: None,
-    }
+/// A digest of all that the daemon reads.
+fn read_by(config: &ConfigFacts) -> Option<String> {
+    let imports = config.imports.iter().map(|import| import.bytes.as_slice());
+    let all: Vec<&[u8]> = config.file.as_deref().into_iter().chain(imports).collect();
+    digest(Some(&all.concat()))
 }
 
 fn rolled_back(mut failure: Failure) -> Failure {

@@ -10,7 +10,6 @@ use super::detect::{Detected, detect};
 use super::journal::{Journal, Kind};
 use super::layout::{INSTALL_DIR, RUN_DIR};
 use super::lock::Lock;
-use super::pipeline::open;
 use super::planning::{diff, record};
 use super::rehearsal::{self, Script, rehearse};
 use super::sandboxes::{self, User};
@@ -239,7 +238,7 @@ async fn swap_back(
         payload.place(&target.root).map_err(at(Stage::Payload))?;
     }
     let run = async {
-        open(Kind::Remove, detected, state, before, after).open(state, before, after)?;
+        swap::planned(Kind::Remove, detected, before, after).open(state, before, after)?;
         match swap::run(&detected.systemd, state).await? {
             Swapped::Applied(done) => {
                 Journal::close(state)?;

@@ -9,15 +9,19 @@ use thiserror::Error;
 use tokio::time::{Instant, sleep};
 use zbus::wire::Variant;
 
-use super::journal::{Journal, Kind, Outcome, Step};
+use super::detect::Detected;
+use super::handler;
+use super::journal::{Base, Journal, Kind, Outcome, Promise, Step, digest};
 use super::layout::{AGENT_BINARY, APPLY_UNIT, JOURNAL, STATE_DIR};
 use crate::failure::Reported;
-use crate::host::{HostDir, HostRoot, Property, Systemd, SystemdError};
+use crate::host::{CONTAINERD_UNIT, HostDir, HostRoot, Property, Systemd, SystemdError};
 
 /// The unit's own limit: two restarts with their checks.
 const UNIT_LIMIT: Duration = Duration::from_secs(300);
 const WATCH_LIMIT: Duration = Duration::from_secs(330);
 const START: Duration = Duration::from_secs(20);
+/// For a restart and all that follows until containerd is healthy, in seconds.
+const HEALTHY_WITHIN: u64 = 60;
 const POLL: Duration = Duration::from_millis(5);
 /// How often a host unit that was killed is started again.
 const STARTS: u32 = 3;
@@ -81,6 +85,32 @@ impl Reported for SwapError {
             Self::AlwaysChanging => "Nothing was changed. Find out who rewrites the file, then try again.".into(),
             _ => format!("`journalctl -u {APPLY_UNIT}` on the node says more."),
         }
+    }
+}
+
+/// A journal that nothing has been done of.
+pub(crate) fn planned(kind: Kind, detected: &Detected, old: Option<&[u8]>, new: Option<&[u8]>) -> Journal {
+    let ours = handler().name;
+    let handlers = detected.served.runtimes.keys();
+    Journal {
+        format: 1,
+        kind,
+        config_path: detected.config.path.clone(),
+        old_sha256: digest(old),
+        new_sha256: digest(new),
+        pieces: Vec::new(),
+        base: Base::Old,
+        unit: CONTAINERD_UNIT.to_owned(),
+        socket: detected.socket.clone(),
+        promise: Promise {
+            default_runtime: detected.served.default_runtime.clone(),
+            handlers: handlers.filter(|name| **name != ours).cloned().collect(),
+            ours,
+            network_ready: detected.served.network_ready,
+        },
+        healthy_within_seconds: HEALTHY_WITHIN,
+        step: Step::Planned,
+        outcome: None,
     }
 }
 

@@ -62,7 +62,7 @@ impl Agent {
     ) -> Self {
         Self {
             node_name,
-            target: Target { root, payload },
+            target: Target::new(root, payload),
             term: AtomicU64::new(0),
             provisions: Registry::new(),
             pulls: Registry::new(),
