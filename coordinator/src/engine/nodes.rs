@@ -177,6 +177,10 @@ impl Engine {
             .entry(name.to_owned())
             .or_default()
             .of_boot(&node.boot_id);
+        // What nobody wants is not watched over: an image collector may take it, so it is looked for when it is wanted again.
+        known
+            .pairs
+            .retain(|image, pair| *pair == Pair::Pulling || wanted.contains_key(image));
         let planned = plan(node, &wanted, known, self.setup.recheck, now);
         let recheck = recheck_at(node, self.setup.recheck);
         let runtime = self.runtime.entry(name.to_owned()).or_default();
