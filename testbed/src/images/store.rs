@@ -46,6 +46,8 @@ impl Store {
             lock.lock()
                 .with_context(|| format!("can't lock {}", path.display()))?;
         }
+        // Only the last build's words are of use.
+        let _ = fs::remove_file(log);
         // What a killed build left mounted is gone with its namespace, but is still counted as mounted here.
         let run = dir.join("run");
         if run.exists() {
@@ -63,9 +65,23 @@ impl Store {
             log: log.to_owned(),
             _lock: lock,
         };
-        // Working containers of a build that was killed.
-        store.buildah().args(["rm", "--all"]).logged(log)?;
+        store.clear()?;
         Ok(store)
+    }
+
+    /// Removes what a build that was killed left: working containers and folders to mount them in.
+    fn clear(&self) -> Result<()> {
+        self.buildah().args(["rm", "--all"]).logged(&self.log)?;
+        for entry in fs::read_dir(self.dir.join("tmp"))?.flatten() {
+            // All but the folders that builds mount with type=cache.
+            if entry.file_name() != "buildah-cache" {
+                let path = entry.path();
+                fs::remove_dir_all(&path)
+                    .or_else(|_| fs::remove_file(&path))
+                    .with_context(|| format!("can't remove {}", path.display()))?;
+            }
+        }
+        Ok(())
     }
 
     /// The store's folder.
