@@ -8,7 +8,7 @@ pub mod cli;
 pub mod config;
 pub mod containerd;
 mod describe;
-mod failure;
+pub mod failure;
 pub mod host;
 pub mod install;
 mod person;

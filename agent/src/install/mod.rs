@@ -24,16 +24,16 @@ mod swap;
 mod verdict;
 mod verify;
 
-pub use apply::apply;
+pub use apply::{ApplyError, apply};
 pub use command::{Done, Event, Progress, Stop};
-pub use detect::{Detected, detect};
+pub use detect::{DetectError, Detected, detect};
 pub use layout::{HANDLER_BINARY, INSTALL_DIR};
 pub use pipeline::{install, verify_only};
 pub(crate) use planning::diff;
 pub use planning::preview;
 pub use record::{Installed, State, state};
 pub use removal::uninstall;
-pub use swap::settle_at_start;
+pub(crate) use swap::settle_at_start;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

@@ -285,8 +285,8 @@ pub(crate) async fn settle(systemd: &Systemd, state: &HostDir) -> Result<Settled
 /// next command. What an ended swap still lacks is left to that command.
 ///
 /// # Errors
-/// [`SwapError`] when it could not be finished.
-pub async fn settle_at_start(root: &Arc<HostRoot>) -> Result<(), SwapError> {
+/// When it could not be finished.
+pub(crate) async fn settle_at_start(root: &Arc<HostRoot>) -> Result<(), SwapError> {
     let Ok(state) = root.dir(STATE_DIR) else {
         return Ok(());
     };
