@@ -28,7 +28,7 @@ const STARTS: u32 = 3;
 
 /// Why a swap did not end with the new configuration served.
 #[derive(Debug, Error)]
-pub enum SwapError {
+pub(crate) enum SwapError {
     /// The state folder cannot be read or written.
     #[error("the journal in {STATE_DIR} cannot be kept: {0}")]
     Journal(#[from] io::Error),
