@@ -9,7 +9,10 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::cluster::Cluster;
-use crate::images::Product;
+use crate::images::{self, Product};
+use crate::layout::Cache;
+use crate::progress::Progress;
+use crate::spec::Spec;
 use crate::wait::wait_for;
 
 /// The namespace of coordinator and agents.
@@ -24,6 +27,27 @@ pub struct Options {
     pub auto_provision: bool,
     /// How long idle agents stay, such as `5s`; the base's own time where it is `None`.
     pub linger: Option<String>,
+}
+
+/// A testbed whose registry holds the base images, and the product's images beside it: what the demo, the end-to-end
+/// tests and the benchmarks begin with. With `reuse`, one that is up and was asked for in the same words is taken.
+///
+/// # Errors
+/// If the testbed does not come up, or an image can't be built or pushed.
+pub fn set(spec: &Spec, reuse: bool, progress: &Progress) -> Result<(Cluster, Product)> {
+    let cluster = match Cluster::open(&spec.name) {
+        Ok(cluster) if reuse && cluster.spec() == spec => cluster,
+        _ => {
+            Cluster::down(&spec.name)?;
+            Cluster::up(spec, progress)?
+        }
+    };
+    let cache = Cache::locate();
+    let product = images::product(cache.root(), &workspace(), progress)?;
+    for image in images::base_set(cache.root())? {
+        cluster.push(&image.archive, &image.name)?;
+    }
+    Ok((cluster, product))
 }
 
 /// Pushes the images and applies the manifests; returns when the coordinator answers.

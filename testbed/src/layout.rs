@@ -59,7 +59,7 @@ fn cache_root(var: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     set("TESTBED_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join(NAME)))
         .or_else(|| set("HOME").map(|dir| dir.join(".cache").join(NAME)))
-        .unwrap_or_else(|| PathBuf::from("/root/.cache").join(NAME))
+        .unwrap_or_else(|| PathBuf::from("/var/cache").join(NAME))
 }
 
 /// The folder that holds one folder for each testbed that is up, and what was changed on the host for all of them.

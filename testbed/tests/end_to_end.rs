@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use testbed::deployment::{self, Options};
-use testbed::{Cluster, Progress, Spec, images};
+use testbed::{Cluster, Progress, Spec};
 
 #[path = "end_to_end/prefetch.rs"]
 mod prefetch;
@@ -115,18 +115,7 @@ fn trials(stage: Option<Arc<Stage>>) -> Vec<Trial> {
 fn set() -> anyhow::Result<Stage> {
     let spec = Spec::parse(NAME, NODES)?;
     let keep = std::env::var_os("TESTBED_KEEP").is_some();
-    let cluster = match Cluster::open(NAME) {
-        Ok(cluster) if keep && cluster.spec() == &spec => cluster,
-        _ => {
-            Cluster::down(NAME)?;
-            Cluster::up(&spec, &Progress::terminal())?
-        }
-    };
-    let cache = testbed::layout::Cache::locate();
-    let product = images::product(cache.root(), &deployment::workspace(), &Progress::terminal())?;
-    for image in images::base_set(cache.root())? {
-        cluster.push(&image.archive, &image.name)?;
-    }
+    let (cluster, product) = deployment::set(&spec, keep, &Progress::terminal())?;
     let stage = Stage { cluster, product };
     deployment::deploy(
         &stage.cluster,

@@ -1,3 +1,6 @@
+use quartermaster_proto::v1::Stage;
+
+use super::super::conclusion::{Outcome, conclude};
 use super::*;
 
 const SPEC: &str = "spec-1";

@@ -3,15 +3,15 @@
 //! Everything here is facts and pure decisions. It must not know a client, a clock or a socket: time and
 //! the state of agents come in as arguments, and what comes out is a value that the engine carries out.
 
+mod conclusion;
 mod facts;
 mod lifecycle;
 mod marks;
 mod rollout;
 
+pub use conclusion::{Outcome, conclude};
 pub use facts::{NodeFacts, Version};
-pub use lifecycle::{
-    Attempt, NodeStep, Outcome, Retry, Situation, Work, conclude, decide, wants_provisioning,
-};
+pub use lifecycle::{Attempt, NodeStep, Retry, Situation, Work, decide, wants_provisioning};
 pub use marks::{Condition, Marks, Restart, RestartKind, Writes, label_value, spec_hash};
 pub(crate) use marks::{SUMMONED, hex};
 pub use rollout::{Budget, admit};

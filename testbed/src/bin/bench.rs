@@ -27,19 +27,16 @@ fn main() -> Result<()> {
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
 
     let mut table = Table::default();
-    let cache = testbed::layout::Cache::locate();
-    let product = images::product(cache.root(), &workspace(), &Progress::terminal())?;
+    let spec = Spec::parse(NAME, NODES)?;
     Cluster::down(NAME)?;
     let start = Instant::now();
-    let cluster = Cluster::up(&Spec::parse(NAME, NODES)?, &Progress::terminal())?;
+    Cluster::up(&spec, &Progress::terminal())?;
     table.add(
         "testbed up with caches, three nodes",
         &[start.elapsed().as_secs_f64()],
         "s",
     );
-    for image in images::base_set(cache.root())? {
-        cluster.push(&image.archive, &image.name)?;
-    }
+    let (cluster, product) = deployment::set(&spec, true, &Progress::terminal())?;
     deployment::deploy(
         &cluster,
         &product,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use testbed::deployment::{self, Options};
-use testbed::{Cluster, Progress, Spec, images, wait_for};
+use testbed::{Cluster, Progress, Spec, wait_for};
 
 const NAME: &str = "qm";
 const NODES: &str = "worker-1=1.7,worker-2=2.1,worker-3=2.4";
@@ -31,21 +31,8 @@ fn main() -> ExitCode {
 fn demo(screen: &mut Screen) -> Result<()> {
     screen.title("A cluster of three nodes, with containerd 1.7, 2.1 and 2.4");
     let spec = Spec::parse(NAME, NODES)?;
-    let cluster = match Cluster::open(NAME) {
-        Ok(cluster) if cluster.spec() == &spec => {
-            screen.note("the cluster of an earlier run is up and is used");
-            cluster
-        }
-        _ => {
-            Cluster::down(NAME)?;
-            Cluster::up(&spec, &Progress::terminal())?
-        }
-    };
-    let cache = testbed::layout::Cache::locate();
-    let product = images::product(cache.root(), &deployment::workspace(), &Progress::terminal())?;
-    for image in images::base_set(cache.root())? {
-        cluster.push(&image.archive, &image.name)?;
-    }
+    // The cluster of an earlier run is taken as it is.
+    let (cluster, product) = deployment::set(&spec, true, &Progress::terminal())?;
     screen.step("kubectl apply -k manifests", || {
         let options = Options {
             linger: Some("5s".to_owned()),
