@@ -73,7 +73,7 @@ impl Enrollment for Enroller {
             .and_then(|pod| pod.status)
             .and_then(|status| status.pod_ip)
             .and_then(|ip| ip.parse().ok());
-        if let Some(ip) = claimed.filter(|ip| Some(*ip) == remote.map(|r| r.ip()) || Some(*ip) == reported) {
+        if let Some(ip) = claimed.filter(|ip| borne_out(*ip, remote, reported)) {
             let arrival = Arrival {
                 node,
                 pod_uid,
@@ -158,6 +158,12 @@ pub fn node_of_token(pod: Option<&Pod>, token_uid: &str) -> Result<String, Strin
         .ok_or_else(|| "the pod of the token is on no node".to_owned())
 }
 
+/// Whether a claimed address is the one that the connection comes from or that the pod's status reports. A socket that
+/// listens on `[::]` shows an IPv4 peer as an IPv6 address that holds it.
+fn borne_out(claimed: IpAddr, remote: Option<SocketAddr>, reported: Option<IpAddr>) -> bool {
+    remote.map(|remote| remote.ip().to_canonical()) == Some(claimed) || reported == Some(claimed)
+}
+
 fn denied(remote: Option<SocketAddr>, why: &str) -> Status {
     warn!(?remote, why, "enrolment refused");
     Status::permission_denied(why)
@@ -194,6 +200,17 @@ mod tests {
         ] {
             assert!(node_of_token(Some(&pod(&yaml)), "a").is_err(), "{yaml}");
         }
+    }
+
+    #[test]
+    fn an_address_is_dialled_only_if_the_connection_or_the_pods_status_bears_it_out() {
+        let claimed = IpAddr::from([10, 244, 1, 2]);
+        let from = |text: &str| Some(text.parse().expect("an address"));
+        assert!(borne_out(claimed, from("10.244.1.2:40000"), None));
+        assert!(borne_out(claimed, from("[::ffff:10.244.1.2]:40000"), None));
+        assert!(borne_out(claimed, from("10.244.9.9:40000"), Some(claimed)));
+        assert!(!borne_out(claimed, from("10.244.9.9:40000"), None));
+        assert!(!borne_out(claimed, None, None));
     }
 
     fn user(name: &str, extra: &[(&str, &str)]) -> UserInfo {
