@@ -111,6 +111,8 @@ fn annotate_to_running(cluster: &Cluster, node: &str) -> Result<(f64, f64)> {
     cluster.apply(&format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: bench, annotations: {{module.wasm.image/variant: compat-smart}}}}, spec: {{runtimeClassName: wasmedge, restartPolicy: Never, nodeSelector: {{kubernetes.io/hostname: {node}}}, containers: [{{name: hello, image: \"registry.testbed:5000/hello-wasm:1.0\", command: [/hello.wasm]}}]}}}}"
     ))?;
+    let pod = deployment::get(cluster, &["pod", "bench"])?;
+    let uid = pod["metadata"]["uid"].as_str().context("the pod has no uid")?;
     let start = Instant::now();
     cluster.kubectl(&[
         "annotate",
@@ -119,9 +121,11 @@ fn annotate_to_running(cluster: &Cluster, node: &str) -> Result<(f64, f64)> {
         "kwasm.sh/kwasm-node=true",
         "--overwrite",
     ])?;
-    let printed = "timeout 120 sh -c 'until grep -qs WebAssembly /var/log/pods/default_bench_*/hello/0.log; do sleep 0.02; done'";
+    let printed = format!(
+        "until grep -qs WebAssembly /var/log/pods/default_bench_{uid}/hello/0.log; do sleep 0.02; done"
+    );
     cluster
-        .exec(node, &["sh", "-c", printed])
+        .exec(node, &["timeout", "120", "sh", "-c", &printed])
         .with_context(|| deployment::coordinator_log(cluster))?;
     let line = start.elapsed().as_secs_f64();
     cluster.kubectl(&[
