@@ -19,4 +19,5 @@ $kubectl delete --ignore-not-found namespace quartermaster
 $kubectl get nodes --output=name --selector=kwasm.sh/agent | while read -r node; do
     $kubectl label "$node" kwasm.sh/agent-
 done
+$kubectl annotate node --all cache.techsquad.rocks/images-verified- >/dev/null
 echo "Quartermaster is removed. Prefetch objects and their definition stay; 'make uninstall' removes them."
