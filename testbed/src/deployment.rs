@@ -153,6 +153,17 @@ pub fn get(cluster: &Cluster, what: &[&str]) -> Result<Value> {
     Ok(serde_json::from_str(&cluster.kubectl(&args)?)?)
 }
 
+/// Sets an annotation on nodes (`kwasm.sh/kwasm-node=true`), or takes it away (`kwasm.sh/kwasm-node-`).
+///
+/// # Errors
+/// If one of the nodes is not there.
+pub fn annotate(cluster: &Cluster, nodes: &[&str], annotation: &str) -> Result<()> {
+    let mut args = vec!["annotate", "--overwrite", "node"];
+    args.extend(nodes);
+    args.push(annotation);
+    cluster.kubectl(&args).map(drop)
+}
+
 /// The condition `WasmRuntimeReady` of a node: status, reason and message.
 ///
 /// # Errors

@@ -114,13 +114,7 @@ fn annotate_to_running(cluster: &Cluster, node: &str) -> Result<(f64, f64)> {
     let pod = deployment::get(cluster, &["pod", "bench"])?;
     let uid = pod["metadata"]["uid"].as_str().context("the pod has no uid")?;
     let start = Instant::now();
-    cluster.kubectl(&[
-        "annotate",
-        "node",
-        node,
-        "kwasm.sh/kwasm-node=true",
-        "--overwrite",
-    ])?;
+    deployment::annotate(cluster, &[node], "kwasm.sh/kwasm-node=true")?;
     let printed = format!(
         "until grep -qs WebAssembly /var/log/pods/default_bench_{uid}/hello/0.log; do sleep 0.02; done"
     );
@@ -139,7 +133,7 @@ fn annotate_to_running(cluster: &Cluster, node: &str) -> Result<(f64, f64)> {
 
 fn undo(cluster: &Cluster, node: &str) -> Result<()> {
     cluster.kubectl(&["delete", "pod", "bench", "--wait"])?;
-    cluster.kubectl(&["annotate", "node", node, "kwasm.sh/kwasm-node-"])?;
+    deployment::annotate(cluster, &[node], "kwasm.sh/kwasm-node-")?;
     wait_for("the node to be put back", DEADLINE, || {
         let marks = deployment::marks(cluster, node)?;
         ensure!(marks.is_empty(), "it carries {marks:?}");

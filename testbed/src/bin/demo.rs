@@ -51,14 +51,7 @@ fn demo(screen: &mut Screen) -> Result<()> {
 
     screen.title("worker-2 and worker-3 do too, one restart of containerd at a time");
     screen.command("kubectl annotate node worker-2 worker-3 kwasm.sh/kwasm-node=true");
-    cluster.kubectl(&[
-        "annotate",
-        "node",
-        "worker-2",
-        "worker-3",
-        "kwasm.sh/kwasm-node=true",
-        "--overwrite",
-    ])?;
+    deployment::annotate(&cluster, &["worker-2", "worker-3"], "kwasm.sh/kwasm-node=true")?;
     for node in ["worker-2", "worker-3"] {
         screen.step(&format!("{node} is provisioned"), || {
             deployment::wait_until_provisioned(&cluster, node, Duration::from_secs(120))
@@ -126,7 +119,7 @@ fn demo(screen: &mut Screen) -> Result<()> {
     );
     screen.command("kubectl annotate node worker-1 kwasm.sh/kwasm-node-");
     cluster.kubectl(&["delete", "pod", "hello-wasm", "--ignore-not-found", "--wait"])?;
-    cluster.kubectl(&["annotate", "node", "worker-1", "kwasm.sh/kwasm-node-"])?;
+    deployment::annotate(&cluster, &["worker-1"], "kwasm.sh/kwasm-node-")?;
     screen.step("worker-1 is as it was", || {
         wait_for("worker-1 to carry no mark", Duration::from_secs(120), || {
             let left = deployment::marks(&cluster, "worker-1")?;
@@ -157,13 +150,7 @@ fn provision(screen: &mut Screen, cluster: &Cluster, node: &str, probe: bool) ->
         &["cp", "/etc/containerd/config.toml", "/run/demo-config.toml"],
     )?;
     screen.command(&format!("kubectl annotate node {node} kwasm.sh/kwasm-node=true"));
-    cluster.kubectl(&[
-        "annotate",
-        "node",
-        node,
-        "kwasm.sh/kwasm-node=true",
-        "--overwrite",
-    ])?;
+    deployment::annotate(cluster, &[node], "kwasm.sh/kwasm-node=true")?;
     screen.step(&format!("{node} is provisioned"), || {
         deployment::wait_until_provisioned(cluster, node, Duration::from_secs(120))
     })?;

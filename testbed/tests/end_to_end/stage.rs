@@ -64,10 +64,7 @@ impl Stage {
     }
 
     pub(crate) fn annotate(&self, nodes: &[&str], annotation: &str) -> Result<()> {
-        let mut args = vec!["annotate", "--overwrite", "node"];
-        args.extend(nodes);
-        args.push(annotation);
-        self.kubectl(&args).map(drop)
+        deployment::annotate(&self.cluster, nodes, annotation)
     }
 
     pub(crate) fn config(&self, node: &str) -> Result<String> {
