@@ -12,7 +12,7 @@ use quartermaster_proto::v1::agent_client::AgentClient;
 use quartermaster_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use quartermaster_proto::v1::{
     CommandHeader, DescribeRequest, EnrollRequest, EnrollResponse, FailureReason, PullRequest, VerifyRequest,
-    provision_event, pull_event,
+    WantedImage, provision_event, pull_event,
 };
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair, SanType,
@@ -260,7 +260,10 @@ async fn a_command_that_fails_says_so_in_its_last_event_and_again_to_who_asks_ag
     }
     let request = PullRequest {
         header: header("pull", 1),
-        images: vec!["Not A Reference".into()],
+        images: vec![WantedImage {
+            reference: "Not A Reference".into(),
+            ..Default::default()
+        }],
         ..Default::default()
     };
     let mut events = coordinator.pull(request).await.unwrap().into_inner();

@@ -9,7 +9,9 @@ pub mod v1 {
     tonic::include_proto!("quartermaster.v1");
 }
 
+pub mod credentials;
 pub mod identity;
+pub mod keyring;
 mod reason;
 
 /// Port of the agent's commands, over mutual TLS.

@@ -32,8 +32,18 @@ impl FailureReason {
             | Self::RateLimited
             | Self::DeadlineExceeded
             | Self::NoSpace
-            | Self::PullFailed => true,
+            | Self::PullFailed
+            | Self::DiskReserve
+            | Self::DoesNotFit
+            | Self::RegistryStalled
+            | Self::RegistryOverloaded
+            | Self::Cancelled => true,
         }
+    }
+
+    /// Whether the registry asks for patience, and so should be asked less by every node.
+    pub fn asks_for_patience(self) -> bool {
+        matches!(self, Self::RateLimited | Self::RegistryOverloaded)
     }
 }
 

@@ -60,6 +60,7 @@ pub(crate) fn image(event: ImageEvent) -> PullEvent {
             was_present: ready.was_present,
             size: ready.size,
             took: Some(duration(ready.took)),
+            ..Default::default()
         }),
         ImageEvent::Failed {
             image,
@@ -76,6 +77,7 @@ pub(crate) fn image(event: ImageEvent) -> PullEvent {
                 ..Default::default()
             }),
             attempts,
+            ..Default::default()
         }),
     };
     PullEvent { event: Some(event) }

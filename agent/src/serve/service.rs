@@ -9,8 +9,9 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use quartermaster_proto::v1::agent_server;
 use quartermaster_proto::v1::{
-    CommandHeader, DescribeRequest, FailureReason, NodeDescription, ProvisionEvent, ProvisionRequest,
-    PullDone, PullEvent, PullRequest, Stage, UnprovisionRequest, VerifyRequest, pull_event,
+    CancelRequest, CancelResponse, CommandHeader, DescribeRequest, FailureReason, NodeDescription,
+    ProvisionEvent, ProvisionRequest, PullDone, PullEvent, PullRequest, ReleaseRequest, ReleaseResponse,
+    Stage, UnprovisionRequest, VerifyRequest, pull_event,
 };
 use tonic::{Request, Response, Status};
 
@@ -275,12 +276,14 @@ impl agent_server::Agent for Service {
     async fn pull(&self, request: Request<PullRequest>) -> Result<Response<Self::PullStream>, Status> {
         let request = request.into_inner();
         let id = self.0.admit(request.header)?;
-        let deadline = request
+        let first = request.images.first().cloned().unwrap_or_default();
+        let deadline = first
             .deadline
             .map(Duration::try_from)
             .transpose()
             .map_err(|_| Status::invalid_argument("the deadline is negative or too long"))?;
-        let order = Order::new(request.images, request.parallelism, deadline, request.attempts)
+        let images = request.images.into_iter().map(|image| image.reference).collect();
+        let order = Order::new(images, request.parallelism, deadline, first.attempts)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let command = match self.0.pulls.enter(&id, "pull")? {
             Entry::Known(command) => return Ok(streamed(&command)),
@@ -308,10 +311,21 @@ impl agent_server::Agent for Service {
                     ready: tally.ready,
                     failed: tally.failed,
                     boot_id: crate::describe::boot_id(&agent.target.root),
+                    ..Default::default()
                 })),
             });
             drop(ending);
         });
         Ok(stream)
+    }
+
+    async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
+        self.0.admit(request.into_inner().header)?;
+        Err(Status::unimplemented("pulls can't be cancelled yet"))
+    }
+
+    async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {
+        self.0.admit(request.into_inner().header)?;
+        Err(Status::unimplemented("pins are not set yet"))
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use quartermaster_proto::v1::agent_client::AgentClient;
 use quartermaster_proto::v1::{
     CommandHeader, FailureReason, ProvisionEvent, ProvisionRequest, PullEvent, PullRequest,
-    UnprovisionRequest, VerifyRequest, provision_event, pull_event,
+    UnprovisionRequest, VerifyRequest, WantedImage, provision_event, pull_event,
 };
 use quartermaster_proto::{MAX_MESSAGE, v1};
 use tokio::sync::mpsc;
@@ -218,15 +218,21 @@ async fn pull(
     node: &str,
     inputs: &mpsc::Sender<Input>,
 ) -> Result<(), Status> {
+    let deadline = prost_types::Duration {
+        seconds: IMAGE_DEADLINE,
+        nanos: 0,
+    };
+    let wanted = |reference| WantedImage {
+        reference,
+        deadline: Some(deadline),
+        attempts: IMAGE_ATTEMPTS,
+        ..Default::default()
+    };
     let request = PullRequest {
         header,
-        images,
+        images: images.into_iter().map(wanted).collect(),
         parallelism: IMAGES_AT_ONCE,
-        deadline: Some(prost_types::Duration {
-            seconds: IMAGE_DEADLINE,
-            nanos: 0,
-        }),
-        attempts: IMAGE_ATTEMPTS,
+        ..Default::default()
     };
     let mut stream = client(channel).pull(request).await?.into_inner();
     while let Some(PullEvent { event }) = stream.message().await? {
