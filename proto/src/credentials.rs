@@ -94,23 +94,13 @@ pub struct PullSecret {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Entry {
-    username: Option<String>,
-    password: Option<String>,
-    auth: Option<String>,
+    username: Option<Zeroizing<String>>,
+    password: Option<Zeroizing<String>>,
+    auth: Option<Zeroizing<String>>,
     #[serde(alias = "identityToken")]
-    identitytoken: Option<String>,
+    identitytoken: Option<Zeroizing<String>>,
     #[serde(alias = "registryToken")]
-    registrytoken: Option<String>,
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        self.username.zeroize();
-        self.password.zeroize();
-        self.auth.zeroize();
-        self.identitytoken.zeroize();
-        self.registrytoken.zeroize();
-    }
+    registrytoken: Option<Zeroizing<String>>,
 }
 
 #[derive(Deserialize)]
@@ -158,7 +148,7 @@ fn refused(error: &serde_json::Error) -> CredentialsError {
 
 /// As the kubelet and docker read it: `auth` beats `username` and `password`.
 fn credential(key: &str, entry: &Entry) -> Option<Credential> {
-    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let text = |value: &Option<Zeroizing<String>>| value.as_deref().cloned().unwrap_or_default();
     let mut credential = Credential {
         r#match: key.to_owned(),
         username: text(&entry.username),
@@ -166,7 +156,7 @@ fn credential(key: &str, entry: &Entry) -> Option<Credential> {
         identity_token: text(&entry.identitytoken),
         registry_token: text(&entry.registrytoken),
     };
-    if let Some(auth) = entry.auth.as_deref().filter(|auth| !auth.is_empty()) {
+    if let Some(auth) = entry.auth.as_ref().filter(|auth| !auth.is_empty()) {
         let decoded = Zeroizing::new(BASE64.decode(auth.trim()).ok()?);
         let pair = std::str::from_utf8(&decoded).ok()?;
         let (username, password) = pair.split_once(':')?;
