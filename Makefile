@@ -32,6 +32,7 @@ check: setup
 
 unit: setup
 	$(CARGO) test --workspace --lib --bins --locked
+	$(CARGO) test -p quartermaster-agent --test '*' --locked
 
 end-to-end: setup ## The end-to-end tests alone; TESTBED_KEEP=1 leaves their cluster up
 	$(CARGO) test -p testbed --test end_to_end --locked

@@ -1,46 +1,39 @@
 //! Which ids a configuration uses, which runtime is its default, and what our entry copies from it.
 
+use toml_edit::Document;
+
 use super::check::Refusing;
 use super::facts::{ConfigFacts, Family};
 use super::insertion::Copied;
-use super::plan::Refusal;
+use super::lines::line_of;
+use super::refusal::Refusal;
 use super::tree::Tree;
 
-pub(super) fn family(
-    tree: &Tree,
-    version: i64,
-    facts: &ConfigFacts,
-    refusing: &Refusing<'_>,
-) -> Result<Family, Refusal> {
-    if version < 2 {
-        return Ok(Family::V1);
+/// The ids that the daemon really reads from this file. Each row was seen on running daemons:
+///
+/// | daemon | what it reads |
+/// |---|---|
+/// | 1.x | the ids of 1 where the file says 1 or nothing, else those of 2 (1.6 also where the file says 3) |
+/// | 2.0 to 2.2 | the ids of 3; those of 2 where the file says 2 and does not set up runtimes under those of 3 |
+/// | 2.3 and later | the highest ids that the file sets up runtimes under, whatever it says |
+pub(super) fn family(tree: &Tree, version: i64, facts: &ConfigFacts) -> Family {
+    let daemon = facts.containerd;
+    if daemon.major < 2 {
+        return if version < 2 { Family::V1 } else { Family::V2 };
     }
-    if facts.containerd.major < 2 {
-        // 1.x reads version 2 and below, and does not know the ids of 3 even where a file has them.
-        return Ok(Family::V2);
-    }
-    if version >= 3 {
-        return Ok(Family::V3);
-    }
-    let has = |family: Family, more: &[&str]| {
-        let path: Vec<&str> = ["plugins", family.id()]
-            .into_iter()
-            .chain(more.iter().copied())
-            .collect();
-        tree.get(&path).is_some()
-    };
-    match (
-        has(Family::V2, &["containerd"]),
-        has(Family::V3, &["containerd"]),
-    ) {
-        (true, true) => Err(refusing.because(
-            "sets runtimes under the plugin ids of version 2 and of version 3 at once; containerd loses one of them",
-            "Keep one of the two (`containerd config migrate` shows what version 3 wants), restart containerd, then try again.",
-        )),
-        (true, false) => Ok(Family::V2),
-        (false, true) => Ok(Family::V3),
-        (false, false) if has(Family::V3, &[]) && !has(Family::V2, &[]) => Ok(Family::V3),
-        (false, false) => Ok(Family::V2),
+    let has = |family: Family| tree.get(&["plugins", family.id(), "containerd"]).is_some();
+    let migrates_all = (daemon.major, daemon.minor) >= (2, 3);
+    if has(Family::V3) {
+        Family::V3
+    } else if has(Family::V2) && (version == 2 || migrates_all) {
+        Family::V2
+    } else if has(Family::V1) && version < 2 && migrates_all {
+        Family::V1
+    } else if version == 2 && tree.get(&["plugins", Family::V3.id()]).is_none() {
+        // Nothing is set up: the header tells what its author expects.
+        Family::V2
+    } else {
+        Family::V3
     }
 }
 
@@ -63,20 +56,15 @@ pub(super) fn legacy_default(tree: &Tree, family: Family) -> Option<&Tree> {
 }
 
 pub(super) fn check_default_runtime(
+    document: &Document<&str>,
     tree: &Tree,
     family: Family,
     facts: &ConfigFacts,
     refusing: &Refusing<'_>,
 ) -> Result<(), Refusal> {
-    if legacy_default(tree, family).is_some() {
-        return if facts.containerd.major < 2 {
-            Ok(())
-        } else {
-            Err(refusing.because(
-                "sets `default_runtime`, which containerd 2 no longer reads",
-                "Write it as an entry of `runtimes` and name it in `default_runtime_name`, restart containerd, then try again.",
-            ))
-        };
+    // 2.x does not read `default_runtime` any more, so whatever it says nothing follows from it there.
+    if facts.containerd.major < 2 && legacy_default(tree, family).is_some() {
+        return Ok(());
     }
     let name = default_runtime_name(tree, family);
     let written = tree.table(&family.runtimes());
@@ -85,17 +73,20 @@ pub(super) fn check_default_runtime(
         None => name == "runc",
     };
     if there {
-        Ok(())
-    } else {
-        Err(refusing.because(
-            format!("names {name:?} as the default runtime but has no such entry in `runtimes`: containerd's CRI would not start with it"),
-            "Add the entry or change `default_runtime_name`, restart containerd, then try again.",
-        ))
+        return Ok(());
     }
+    let [plugins, id, containerd, runtimes] = family.runtimes();
+    let line = line_of(document, &[plugins, id, containerd, "default_runtime_name"])
+        .or_else(|| line_of(document, &[plugins, id, containerd, runtimes]));
+    Err(refusing.because(
+        line,
+        format!("the default runtime is {name:?}, but `runtimes` has no such entry: containerd's CRI does not start with it"),
+        "Add the entry or change `default_runtime_name`, restart containerd, then try again.",
+    ))
 }
 
 pub(super) fn copied(tree: &Tree, family: Family, facts: &ConfigFacts) -> Copied {
-    let legacy = legacy_default(tree, family);
+    let legacy = legacy_default(tree, family).filter(|_| facts.containerd.major < 2);
     let name = default_runtime_name(tree, family);
     let entry = legacy.or_else(|| {
         tree.table(&family.runtimes())

@@ -67,23 +67,29 @@ pub(crate) enum Place {
 pub(crate) struct NoPlace {
     pub(crate) table: String,
     pub(crate) why: &'static str,
+    /// Byte offset of what is in the way.
+    pub(crate) at: Option<usize>,
 }
 
 /// Finds the place for an entry of `runtimes`, from the deepest table of its path that exists.
 pub(crate) fn place(document: &Document<&str>, text: &str, family: Family) -> Result<Place, NoPlace> {
     let path = family.runtimes();
-    let refuse = |depth: usize, why| {
+    let refuse = |depth: usize, at: Option<usize>, why| {
         Err(NoPlace {
             table: path[..depth].join("."),
             why,
+            at,
         })
     };
     let mut table = document.as_table();
     for (level, key) in path.iter().enumerate() {
-        let written = table.key(key).and_then(|key| text.get(key.span()?));
+        let place = table.key(key).and_then(toml_edit::Key::span);
+        let start = place.as_ref().map(|span| span.start);
+        let written = place.and_then(|span| text.get(span));
         if written.is_some_and(|written| written.contains('\\')) {
             return refuse(
                 level + 1,
+                start,
                 "has an escape in its name, which containerd 1.x does not decode",
             );
         }
@@ -93,16 +99,17 @@ pub(crate) fn place(document: &Document<&str>, text: &str, family: Family) -> Re
             Some(Item::Value(Value::InlineTable(inner))) => {
                 let (inner, depth) = deepest(inner, &path, level + 1);
                 if inner.is_dotted() {
-                    return refuse(depth, "is written with dotted keys inside an inline table");
+                    return refuse(depth, start, "is written with dotted keys inside an inline table");
                 }
                 let Some(span) = inner.span() else {
-                    return refuse(depth, "has no place in the text");
+                    return refuse(depth, start, "has no place in the text");
                 };
                 let body = text.get(span.start + 1..span.end - 1).unwrap_or_default();
                 let written = body.trim_end();
                 if written.contains('\n') || written.ends_with(',') {
                     return refuse(
                         depth,
+                        start,
                         "is an inline table over several lines or with a trailing comma",
                     );
                 }
@@ -113,9 +120,9 @@ pub(crate) fn place(document: &Document<&str>, text: &str, family: Family) -> Re
                 });
             }
             Some(Item::ArrayOfTables(_)) => {
-                return refuse(level + 1, "is an array of tables, written with [[ ]]");
+                return refuse(level + 1, start, "is an array of tables, written with [[ ]]");
             }
-            Some(Item::Value(_)) => return refuse(level + 1, "is a value, not a table"),
+            Some(Item::Value(_)) => return refuse(level + 1, start, "is a value, not a table"),
         }
     }
     Ok(Place::End)

@@ -9,14 +9,18 @@ mod default_runtime;
 mod existing;
 mod facts;
 mod insertion;
+mod lines;
 mod plan;
+mod refusal;
 mod rehearsable;
 mod tree;
 mod undo;
 
+pub use existing::kwasm_binary;
 pub use facts::{ConfigFacts, Family, ImportedFile, Version};
 pub use insertion::{Handler, Piece, PieceKind};
-pub use plan::{ConfigEdit, Plan, Refusal, RefusalKind, plan};
+pub use plan::{Adoption, ConfigEdit, Plan, plan};
+pub use refusal::{Refusal, RefusalKind};
 pub use rehearsable::rehearsable;
 pub use undo::{EditRecord, Undo, UndoError, undo};
 

@@ -1,13 +1,16 @@
 //! The decision: from what a configuration says to the edit that adds our handler, or a refusal.
 
-use thiserror::Error;
 use toml_edit::Document;
 
-use super::check::{Refusing, check_enabled, check_imports, first_line, header_version, imported, readable};
+use super::check::{
+    Refusing, check_enabled, check_imports, header_version, imported, not_toml, readable, words,
+};
 use super::default_runtime::{check_default_runtime, copied, family};
 use super::existing::{Existing, existing};
 use super::facts::{ConfigFacts, Family};
 use super::insertion::{self, Copied, Handler, Piece, PieceKind, Place};
+use super::lines::line_at;
+use super::refusal::{Refusal, RefusalKind};
 use super::tree::Tree;
 use super::undo::{Undo, undo};
 
@@ -18,6 +21,18 @@ pub enum Plan {
     Edit(ConfigEdit),
     /// The handler stands there already, as it should be.
     NothingToDo,
+    /// A handler that KWasm's node installer wrote stands there. If it works it is kept as it is, without a
+    /// restart; if it does not, it is replaced by ours.
+    Adopt(Adoption),
+}
+
+/// A handler of KWasm's node installer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Adoption {
+    /// Path of its OCI runtime on the host.
+    pub binary: String,
+    /// What puts ours into its place.
+    pub replacement: ConfigEdit,
 }
 
 /// A change of the configuration file.
@@ -26,7 +41,7 @@ pub struct ConfigEdit {
     /// The file as it was; `None` when there was none.
     pub before: Option<Vec<u8>>,
     /// The file without any entry of ours: what removal brings back. It differs from `before` where an outdated
-    /// entry is replaced.
+    /// entry, or one of KWasm's, is replaced.
     pub base: Option<Vec<u8>>,
     /// The file as it is to be.
     pub after: Vec<u8>,
@@ -34,27 +49,6 @@ pub struct ConfigEdit {
     pub pieces: Vec<Piece>,
     /// The ids that the text uses.
     pub family: Family,
-}
-
-/// Why a configuration is left alone.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{message}")]
-pub struct Refusal {
-    /// The category.
-    pub kind: RefusalKind,
-    /// What stands where, and why it stops us.
-    pub message: String,
-    /// What an operator can do.
-    pub remedy: String,
-}
-
-/// The category of a refusal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RefusalKind {
-    /// No edit of this file would be safe.
-    Configuration,
-    /// A handler of our name is there and is not ours.
-    Conflict,
 }
 
 /// Decides how `handler` gets into the configuration.
@@ -67,57 +61,68 @@ pub fn plan(facts: &ConfigFacts, handler: &Handler) -> Result<Plan, Refusal> {
         return Ok(Plan::Edit(new_file(facts, handler)));
     };
     let text = readable(bytes, facts, &refusing)?;
-    let document = Document::parse(text)
-        .map_err(|error| refusing.because(
-            format!("is not valid TOML: {}", first_line(&error, text)),
-            "Repair the file so that containerd itself accepts it (`containerd --config FILE config dump`), then try again.",
-        ))?;
+    let document = Document::parse(text).map_err(|error| not_toml(&error, text, &refusing))?;
     let root = Tree::of(&document);
-    let version = header_version(&root, facts, &refusing)?;
-    check_imports(facts, &refusing)?;
-    let mut tree = root.clone();
+    let version = header_version(&document, &root, facts, &refusing)?;
+    check_imports(&document, facts, &refusing)?;
+    let mut tree = root;
     if facts.containerd.major >= 2 {
         for import in &facts.imports {
             tree.overlay(&imported(import, &refusing)?);
         }
     }
-    check_enabled(&tree, facts, &refusing)?;
-    let family = family(&tree, version, facts, &refusing)?;
-    check_default_runtime(&tree, family, facts, &refusing)?;
+    check_enabled(&document, &tree, facts, &refusing)?;
+    let family = family(&tree, version, facts);
+    check_default_runtime(&document, &tree, family, facts, &refusing)?;
     let copied = copied(&tree, family, facts);
-
-    let base = match existing(&tree, family, handler, &copied) {
-        Existing::None => bytes.clone(),
-        Existing::Ours { current: true } => return Ok(Plan::NothingToDo),
-        Existing::Ours { current: false } => match undo(bytes, None, handler) {
-            Ok(Undo::Rewrite(base)) => base,
-            Ok(Undo::Delete | Undo::NothingToDo) | Err(_) => {
-                return Err(refusing.because(
-                    format!(
-                        "holds a handler {:?} of ours that was changed by hand and cannot be told apart from the rest",
-                        handler.name
-                    ),
-                    "Remove its tables from the file, restart containerd, then try again.",
-                ));
-            }
-        },
-        Existing::Foreign(what) => {
-            return Err(Refusal {
-                kind: RefusalKind::Conflict,
-                message: format!(
-                    "{} already has a runtime handler {:?} that is not ours ({what})",
-                    facts.path, handler.name
-                ),
-                remedy: format!(
-                    "Remove or rename that handler in {}, restart containerd, then try again.",
-                    facts.path
-                ),
-            });
-        }
+    let insert = |base: Vec<u8>| -> Result<ConfigEdit, Refusal> {
+        let edit = insert(bytes, base, family, handler, &copied, facts, &refusing)?;
+        prove(&edit, handler, &refusing)?;
+        Ok(edit)
     };
-    let edit = insert(bytes, base, family, handler, &copied, facts, &refusing)?;
-    prove(&edit, handler, &refusing)?;
-    Ok(Plan::Edit(edit))
+    match existing(&document, &tree, family, handler, &copied, facts) {
+        Existing::None => insert(bytes.clone()).map(Plan::Edit),
+        Existing::Ours { current: true } => Ok(Plan::NothingToDo),
+        Existing::Ours { current: false } => {
+            insert(without(bytes, handler, "ours", &refusing)?).map(Plan::Edit)
+        }
+        Existing::Kwasm(theirs) => {
+            let replacement = insert(without(bytes, &theirs, "KWasm's", &refusing)?)?;
+            Ok(Plan::Adopt(Adoption {
+                binary: theirs.binary,
+                replacement,
+            }))
+        }
+        Existing::Foreign { path, line, what } => Err(Refusing { path: &path }.of_kind(
+            RefusalKind::Conflict,
+            line,
+            format!(
+                "there is a runtime handler {:?} already that is not ours ({what})",
+                handler.name
+            ),
+            &format!("Remove or rename that handler in {path}, restart containerd, then try again."),
+        )),
+    }
+}
+
+/// The file without an entry that is about to be written anew.
+fn without(
+    bytes: &[u8],
+    handler: &Handler,
+    whose: &str,
+    refusing: &Refusing<'_>,
+) -> Result<Vec<u8>, Refusal> {
+    match undo(bytes, None, handler) {
+        Ok(Undo::Rewrite(base)) => Ok(base),
+        Ok(Undo::Delete | Undo::NothingToDo) | Err(_) => Err(refusing.because(
+            None,
+            format!(
+                "the handler {:?} is {whose}, but it was changed by hand and cannot be told apart from the rest",
+                handler.name
+            ),
+            "Remove its tables from the file, restart containerd, then try again.",
+        )),
+    }
 }
 
 fn new_file(facts: &ConfigFacts, handler: &Handler) -> ConfigEdit {
@@ -165,7 +170,8 @@ fn insert(
 ) -> Result<ConfigEdit, Refusal> {
     let broken = || {
         refusing.because(
-            "cannot be read again after an outdated entry of ours was taken out",
+            None,
+            "the file cannot be read again after an outdated entry of the handler was taken out",
             "Remove the entry by hand, restart containerd, then try again.",
         )
     };
@@ -175,7 +181,8 @@ fn insert(
     let add_runc = facts.containerd.major < 2 && tree.table(&family.runtimes()).is_none();
     let place = insertion::place(&document, &text, family).map_err(|no| {
         refusing.because(
-            format!("cannot take another runtime: `{}` {}", no.table, no.why),
+            no.at.map(|at| line_at(&text, at)),
+            format!("no runtime can be added: `{}` {}", no.table, no.why),
             "Write that table as [header] tables, restart containerd, then try again.",
         )
     })?;
@@ -245,7 +252,8 @@ fn appended(text: &str, family: Family, handler: &Handler, copied: &Copied, add_
 fn prove(edit: &ConfigEdit, handler: &Handler, refusing: &Refusing<'_>) -> Result<(), Refusal> {
     let unsafe_edit = |why: String| {
         refusing.because(
-            format!("would not mean the same with the handler added ({why})"),
+            None,
+            format!("the file would not mean the same with the handler added ({why})"),
             "This is a shape of file that the agent does not know; please report it, without its secrets.",
         )
     };
@@ -255,13 +263,13 @@ fn prove(edit: &ConfigEdit, handler: &Handler, refusing: &Refusing<'_>) -> Resul
             .and_then(|text| {
                 Document::parse(text)
                     .map(|document| Tree::of(&document))
-                    .map_err(|error| unsafe_edit(first_line(&error, text)))
+                    .map_err(|error| unsafe_edit(words(&error)))
             })
     };
     let runtimes = edit.family.runtimes();
     let ours: Vec<&str> = runtimes.iter().copied().chain([handler.name.as_str()]).collect();
     let runc: Vec<&str> = runtimes.iter().copied().chain(["runc"]).collect();
-    let before = parse(edit.before.as_deref().unwrap_or_default())?;
+    let before = parse(edit.base.as_deref().unwrap_or_default())?;
     let after = parse(&edit.after)?;
     if after.get(&ours).is_none() {
         return Err(unsafe_edit("the handler is not where it should be".into()));

@@ -272,7 +272,7 @@ fn makes_a_file_where_there_is_none() {
 fn edit_of_new(facts: &ConfigFacts) -> String {
     match plan(facts, &handler()).unwrap() {
         Plan::Edit(edit) => String::from_utf8(edit.after).unwrap(),
-        Plan::NothingToDo => panic!("expected an edit"),
+        other => panic!("expected an edit, got {other:?}"),
     }
 }
 
@@ -310,11 +310,60 @@ fn refuses_a_handler_of_somebody_else() {
 }
 
 #[test]
+fn names_file_and_line_of_a_foreign_handler() {
+    let file = format!(
+        "{V2}[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.crun]\nruntime_type = \"x\"\n"
+    );
+    let refusal = refusal("1.7.24", &file);
+    assert_eq!(
+        (refusal.path.as_str(), refusal.line),
+        ("/etc/containerd/config.toml", Some(6))
+    );
+    assert!(
+        refusal
+            .message
+            .starts_with("/etc/containerd/config.toml, line 6: "),
+        "{refusal}"
+    );
+}
+
+/// What KWasm's node installer appends.
+const KWASM: &str = r#"[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.crun]
+    runtime_type = "io.containerd.runc.v2"
+    pod_annotations = ["module.wasm.image/variant", "run.oci.handler"]
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.crun.options]
+    BinaryName = "/opt/kwasm/bin/crun"
+"#;
+
+#[test]
+fn offers_to_adopt_what_kwasm_wrote_and_keeps_a_replacement_ready() {
+    let Ok(Plan::Adopt(adoption)) = plan(&facts("1.7.24", &format!("{V2}{KWASM}")), &handler()) else {
+        panic!("expected an adoption");
+    };
+    assert_eq!(adoption.binary, "/opt/kwasm/bin/crun");
+    assert_eq!(adoption.replacement.base.as_deref(), Some(V2.as_bytes()));
+    assert_eq!(
+        String::from_utf8(adoption.replacement.after).unwrap(),
+        edit("1.7.24", V2)
+    );
+}
+
+#[test]
+fn writes_its_own_beside_a_handler_of_kwasm_that_containerd_does_not_read() {
+    // Its installer appends the ids of version 2 to any file.
+    let after = edit("2.2.2", &format!("{V3}{KWASM}"));
+    assert!(
+        after.contains("/opt/kwasm/bin/crun") && after.contains(BINARY),
+        "{after}"
+    );
+}
+
+#[test]
 fn refuses_a_disabled_cri_in_every_spelling() {
     for name in ["cri", "io.containerd.grpc.v1.cri"] {
         let refusal = refusal("1.7.24", &format!("disabled_plugins = [\"{name}\"]\n{V2}"));
         assert_eq!(refusal.kind, RefusalKind::Configuration);
-        assert!(refusal.message.contains("disables CRI"));
+        assert!(refusal.message.contains("line 1: `disabled_plugins` names"));
     }
 }
 
@@ -329,7 +378,7 @@ fn refuses_what_containerd_itself_cannot_read() {
         ("version = 2\nimports = [ , ]\n".to_owned(), "line 2"),
         ("{{ template \"base\" . }}\n".to_owned(), "line 1"),
         ("version = \"2\"\n".to_owned(), "not a number"),
-        ("version = 3\n".to_owned(), "cannot read"),
+        ("version = 3\n".to_owned(), "does not read"),
     ] {
         let refusal = refusal("1.7.24", &file);
         assert!(refusal.message.contains(word), "{}", refusal.message);
@@ -340,7 +389,6 @@ fn refuses_what_containerd_itself_cannot_read() {
 
 #[test]
 fn refuses_versions_that_do_not_fit_the_daemon() {
-    assert!(refusal("2.1.0", "[plugins.cri]\n").message.contains("version 1"));
     assert!(refusal("2.1.0", "version = 4\n").message.contains("version = 4"));
     assert!(refusal("2.4.0", "version = 5\n").message.contains("version = 5"));
     assert!(edit("2.4.0", "version = 4\n").contains("io.containerd.cri.v1.runtime"));
@@ -396,9 +444,62 @@ fn refuses_a_missing_import() {
 }
 
 #[test]
-fn refuses_both_id_families_at_once() {
-    let both = format!("{V2}{}", V3.replace("version = 3\n", ""));
-    assert!(refusal("2.2.2", &both).message.contains("at once"));
+fn takes_the_ids_of_version_3_where_2_x_would_drop_those_of_2_beside_them() {
+    let both = format!(
+        "{V2}{}",
+        V3.replace("version = 3\n", "").replace("= true", "= false")
+    );
+    for daemon in ["2.1.9", "2.4.2"] {
+        let after = edit(daemon, &both);
+        assert!(
+            after.ends_with("SystemdCgroup = false\n")
+                && after.contains("v1.runtime\".containerd.runtimes.crun]"),
+            "{after}"
+        );
+    }
+}
+
+#[test]
+fn follows_what_each_daemon_reads_of_a_file_with_another_header() {
+    let v1 = V2
+        .replace("version = 2\n", "")
+        .replace("\"io.containerd.grpc.v1.cri\"", "cri");
+    let v2_under_3 = V2.replace("version = 2", "version = 3");
+    let v2_without = V2.replace("version = 2\n", "");
+    for (daemon, file, ids, systemd) in [
+        ("1.6.20", V3, Family::V2, false),
+        ("1.6.20", &v2_under_3, Family::V2, true),
+        ("2.1.9", &v1, Family::V3, false),
+        ("2.4.2", &v1, Family::V1, true),
+        ("2.1.9", &v2_under_3, Family::V3, false),
+        ("2.4.2", &v2_under_3, Family::V2, true),
+        ("2.1.9", &v2_without, Family::V3, false),
+        ("2.4.2", &v2_without, Family::V2, true),
+        ("2.1.9", "", Family::V3, false),
+        ("2.4.2", "", Family::V3, false),
+    ] {
+        let Ok(Plan::Edit(edit)) = plan(&facts(daemon, file), &handler()) else {
+            panic!("expected an edit of {file:?} on {daemon}");
+        };
+        let after = String::from_utf8(edit.after).unwrap();
+        assert_eq!(edit.family, ids, "{daemon} {file}");
+        assert!(
+            after.ends_with(&format!("SystemdCgroup = {systemd}\n")),
+            "{daemon} {after}"
+        );
+    }
+}
+
+#[test]
+fn takes_an_entry_along_that_an_upgraded_containerd_reads_no_more() {
+    let once = edit("1.6.20", "version = 3\n");
+    let again = edit("2.1.9", &once);
+    assert_eq!(again.matches("BinaryName").count(), 1);
+    assert!(again.starts_with("version = 3\n"), "{again}");
+    assert!(
+        again.contains("cri.v1.runtime\".containerd.runtimes.crun]"),
+        "{again}"
+    );
 }
 
 #[test]

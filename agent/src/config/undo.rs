@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use toml_edit::{Document, Item, Table};
+use toml_edit::{Document, InlineTable, Item, Table, Value};
 
 use super::facts::Family;
 use super::insertion::{Handler, NOTE, Piece, PieceKind};
@@ -62,26 +62,40 @@ pub fn undo(current: &[u8], record: Option<&EditRecord>, handler: &Handler) -> R
     }
     let text = std::str::from_utf8(current).map_err(|_| UndoError::NotToml)?;
     let tree = parse(text)?;
-    let Some(family) = families_with(&tree, handler) else {
+    let families = families_with(&tree, handler);
+    if families.is_empty() {
         return Ok(Undo::NothingToDo);
-    };
-    let pieces = record.map(|record| record.pieces.as_slice()).unwrap_or(&[]);
-    let ours = path_of(family, &handler.name);
-    let mut rest = cut(text, pieces, PieceKind::Handler, &ours)?;
-    let mut expected = tree.without(&ours);
-
-    let runc_is_ours = pieces.iter().any(|piece| piece.kind == PieceKind::ImplicitRunc);
-    let others = parse(&rest)?
-        .table(&family.runtimes())
-        .is_some_and(|entries| entries.keys().any(|name| name != "runc"));
-    if runc_is_ours && !others {
-        let runc = path_of(family, "runc");
-        if parse(&rest)?.get(&runc).is_some() {
-            rest = cut(&rest, pieces, PieceKind::ImplicitRunc, &runc)?;
-            expected = expected.without(&runc);
-        }
     }
-    if parse(&rest)?.without(&ours) != expected {
+    let pieces = record.map(|record| record.pieces.as_slice()).unwrap_or(&[]);
+    let runc_is_ours = pieces.iter().any(|piece| piece.kind == PieceKind::ImplicitRunc);
+    let mut rest = text.to_owned();
+    let (mut left, mut right) = (tree, None);
+    for family in families {
+        let ours = path_of(family, &handler.name);
+        let runc = path_of(family, "runc");
+        rest = cut(&rest, pieces, PieceKind::Handler, &ours)?;
+        let cut_tree = parse(&rest)?;
+        let others = cut_tree
+            .table(&family.runtimes())
+            .is_some_and(|entries| entries.keys().any(|name| name != "runc"));
+        let mut gone = vec![ours];
+        if left.get(&runc).is_some() && !others {
+            if cut_tree.get(&runc).is_none() {
+                // Inside braces both entries are one piece.
+                gone.push(runc);
+            } else if runc_is_ours {
+                rest = cut(&rest, pieces, PieceKind::ImplicitRunc, &runc)?;
+                gone.push(runc);
+            }
+        }
+        let mut after = parse(&rest)?;
+        for path in gone {
+            left = left.without(&path);
+            after = after.without(&path);
+        }
+        right = Some(after);
+    }
+    if right.is_some_and(|right| right != left) {
         return Err(UndoError::Entangled);
     }
     let made_by_us = record.is_some_and(|record| record.before.is_none());
@@ -97,12 +111,15 @@ fn parse(text: &str) -> Result<Tree, UndoError> {
         .map_err(|_| UndoError::NotToml)
 }
 
-fn families_with(tree: &Tree, handler: &Handler) -> Option<Family> {
-    [Family::V1, Family::V2, Family::V3].into_iter().find(|family| {
-        tree.get(&path_of(*family, &handler.name))
-            .and_then(|entry| entry.text(&["options", "BinaryName"]))
-            == Some(handler.binary.as_str())
-    })
+fn families_with(tree: &Tree, handler: &Handler) -> Vec<Family> {
+    [Family::V1, Family::V2, Family::V3]
+        .into_iter()
+        .filter(|family| {
+            tree.get(&path_of(*family, &handler.name))
+                .and_then(|entry| entry.text(&["options", "BinaryName"]))
+                == Some(handler.binary.as_str())
+        })
+        .collect()
 }
 
 fn path_of(family: Family, name: &str) -> Vec<&str> {
@@ -117,8 +134,8 @@ fn cut(text: &str, pieces: &[Piece], kind: PieceKind, path: &[&str]) -> Result<S
             let rest = joined(text, std::slice::from_ref(&(at..at + piece.text.len())));
             // The text may stand there and still not be the entry (in a string, say): the meaning decides.
             if let (Ok(before), Ok(after)) = (parse(text), parse(&rest))
-                && (after == before.clone().without(path) || after.without(path) == before.without(path))
-                && parse(&rest)?.get(path).is_none()
+                && after.get(path).is_none()
+                && takes_only(before, after, path)
             {
                 return Ok(rest);
             }
@@ -126,9 +143,12 @@ fn cut(text: &str, pieces: &[Piece], kind: PieceKind, path: &[&str]) -> Result<S
     }
     let document = Document::parse(text).map_err(|_| UndoError::NotToml)?;
     let mut table = document.as_table();
-    for key in path {
+    for (level, key) in path.iter().enumerate() {
         match table.get(key) {
             Some(Item::Table(inner)) => table = inner,
+            Some(Item::Value(Value::InlineTable(inner))) => {
+                return cut_inside(text, inner, &path[level + 1..]).ok_or(UndoError::Entangled);
+            }
             _ => return Err(UndoError::Entangled),
         }
     }
@@ -141,6 +161,45 @@ fn cut(text: &str, pieces: &[Piece], kind: PieceKind, path: &[&str]) -> Result<S
         first.start = note;
     }
     Ok(joined(text, &ranges))
+}
+
+/// Whether what goes from `before` to `after` is the entry at `path`, and with it at most the `runc` that stands in
+/// the same braces and was written for it.
+fn takes_only(before: Tree, after: Tree, path: &[&str]) -> bool {
+    let mut beside = path.to_vec();
+    if let Some(last) = beside.last_mut() {
+        *last = "runc";
+    }
+    let alone = after
+        .table(&path[..path.len() - 1])
+        .is_none_or(|entries| entries.is_empty());
+    let (before, after) = (before.without(path), after.without(path));
+    before == after || alone && before.without(&beside) == after
+}
+
+/// Cuts an entry out of an inline table, with one of the commas beside it.
+fn cut_inside(text: &str, mut table: &InlineTable, path: &[&str]) -> Option<String> {
+    let (last, above) = path.split_last()?;
+    for key in above {
+        match table.get(key)? {
+            Value::InlineTable(inner) => table = inner,
+            _ => return None,
+        }
+    }
+    let start = table.key(last)?.span()?.start;
+    let end = table.get(last)?.span()?.end;
+    let before = text[..start].trim_end();
+    let after = text[end..].trim_start();
+    let range = if before.ends_with(',') {
+        before.len() - 1..end
+    } else if let Some(behind) = after.strip_prefix(',') {
+        start..text.len() - behind.trim_start_matches(' ').len()
+    } else {
+        start..end
+    };
+    let mut rest = text.to_owned();
+    rest.replace_range(range, "");
+    Some(rest)
 }
 
 /// Places of the header of `table`, its values and those of the tables below it, as whole lines.

@@ -152,7 +152,7 @@ fn a_file_without_us_is_left_alone() {
 }
 
 #[test]
-fn a_rewritten_inline_entry_is_refused_rather_than_guessed_at() {
+fn a_rewritten_inline_entry_is_cut_out_between_its_commas() {
     let file = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\nruntimes = { runc = { runtime_type = \"io.containerd.runc.v2\" } }\n";
     let record = installed("1.7.24", Some(file));
     assert_eq!(
@@ -160,8 +160,39 @@ fn a_rewritten_inline_entry_is_refused_rather_than_guessed_at() {
         format!("# head\n{file}")
     );
     let spaced = text(&record.after).replace("crun = {", "crun  = {");
+    assert_eq!(undone(&spaced, Some(&record)), file);
+    assert_eq!(undone(&spaced, None), file);
+    let between = spaced.replace(" } } }\n", " } }, kata = { runtime_type = \"k\" } }\n");
     assert_eq!(
-        undo(spaced.as_bytes(), Some(&record), &handler()),
-        Err(super::undo::UndoError::Entangled)
+        undone(&between, Some(&record)),
+        file.replace(" } }\n", " }, kata = { runtime_type = \"k\" } }\n")
     );
+}
+
+#[test]
+fn runc_and_our_entry_leave_the_braces_they_were_written_into_together() {
+    let file = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\ncontainerd = { }\n";
+    let record = installed("1.7.24", Some(file));
+    assert!(
+        text(&record.after).contains("runc = {"),
+        "{}",
+        text(&record.after)
+    );
+    assert_eq!(
+        undone(&format!("# head\n{}", text(&record.after)), Some(&record)),
+        format!("# head\n{file}")
+    );
+}
+
+#[test]
+fn entries_under_the_ids_of_two_versions_go_together() {
+    let entry = |family: &str| {
+        format!("[plugins.\"{family}\".containerd.runtimes.crun.options]\nBinaryName = \"{BINARY}\"\n")
+    };
+    let file = format!(
+        "version = 3\n{}# between\n{}",
+        entry("io.containerd.grpc.v1.cri"),
+        entry("io.containerd.cri.v1.runtime")
+    );
+    assert_eq!(undone(&file, None), "version = 3\n# between\n");
 }

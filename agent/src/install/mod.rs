@@ -8,6 +8,7 @@ mod command;
 mod detect;
 mod image;
 mod journal;
+mod kwasm;
 mod layout;
 mod lock;
 mod payload;

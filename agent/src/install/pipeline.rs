@@ -14,8 +14,9 @@ use super::planning::{diff, plan_with, record, summarise};
 use super::record::Installed;
 use super::rehearsal::{self, RehearsalError, Script, rehearse};
 use super::swap::{self, Applied, Settled, SwapError, Swapped};
+use super::verify::VerifyError;
 use super::{Rehearsed, Target, handler, sandboxes, verify};
-use crate::config::{ConfigEdit, ConfigFacts, Plan};
+use crate::config::{ConfigEdit, ConfigFacts, Plan, kwasm_binary};
 use crate::containerd::{Difference, Expected};
 use crate::failure::Failure;
 use crate::host::{HostDir, HostRoot};
@@ -122,6 +123,10 @@ impl Installation<'_> {
                         .finish(&detected, state, swapped.take(), Done::default())
                         .await;
                 }
+                Plan::Adopt(adoption) => match self.adopt(&detected, state).await? {
+                    Some(done) => return Ok(done),
+                    None => adoption.replacement,
+                },
                 Plan::Edit(edit) => edit,
             };
             // A swap that somebody undid by hand is no longer what stands in the file.
@@ -168,6 +173,46 @@ impl Installation<'_> {
         }
     }
 
+    /// Keeps KWasm's handler as it is, if a module runs through it. A node without a sandbox image says nothing
+    /// about the handler: that is a failure, and nothing is replaced for it.
+    async fn adopt(&self, detected: &Detected, state: &HostDir) -> Result<Option<Done>, Failure> {
+        self.place().await?;
+        let works = stage(self.progress, Stage::Verify, async {
+            let verified = verify::verify(&self.target.root, &detected.daemon, &handler().name).await;
+            match verified {
+                Ok(_) => Ok((
+                    true,
+                    "a Wasm module ran through KWasm's handler; it stays as it is".to_owned(),
+                )),
+                Err(error @ VerifyError::SandboxImage(_)) => Err(Failure::at(Stage::Verify, &error)),
+                Err(error) => Ok((
+                    false,
+                    format!("KWasm's handler does not work and is replaced: {error}"),
+                )),
+            }
+        })
+        .await?;
+        if !works {
+            return Ok(None);
+        }
+        self.record(detected, state, None).await?;
+        Ok(Some(Done::default()))
+    }
+
+    async fn record(
+        &self,
+        detected: &Detected,
+        state: &HostDir,
+        journal: Option<&Journal>,
+    ) -> Result<(), Failure> {
+        stage(self.progress, Stage::Commit, async {
+            commit(state, detected, journal)
+                .map_err(|error| Failure::at(Stage::Commit, &CommandError::from(error)))?;
+            Ok(((), "recorded".to_owned()))
+        })
+        .await
+    }
+
     async fn place(&self) -> Result<Placed, Failure> {
         stage(self.progress, Stage::Payload, async {
             let (root, folder) = (Arc::clone(&self.target.root), self.target.payload.clone());
@@ -205,7 +250,7 @@ impl Installation<'_> {
                 None => Ok(edit),
                 Some(_) => Err(mismatch()),
             },
-            Plan::NothingToDo => Err(mismatch()),
+            Plan::NothingToDo | Plan::Adopt(_) => Err(mismatch()),
         }
     }
 
@@ -289,12 +334,8 @@ impl Installation<'_> {
             }
             return Err(failure);
         }
-        stage(self.progress, Stage::Commit, async {
-            commit(state, detected, swapped.as_ref().map(|(journal, _)| journal))
-                .map_err(|error| Failure::at(Stage::Commit, &CommandError::from(error)))?;
-            Ok(((), "recorded".to_owned()))
-        })
-        .await?;
+        self.record(detected, state, swapped.as_ref().map(|(journal, _)| journal))
+            .await?;
         if let Some((_, applied)) = swapped {
             done.restarted = true;
             done.socket_gap = Some(applied.gap);
@@ -342,6 +383,7 @@ fn commit(state: &HostDir, detected: &Detected, journal: Option<&Journal>) -> st
             Base::Old => journal.bytes(state, Found::Old)?,
             Base::Text(text) => Some(text.clone().into_bytes()),
         };
+        let old = journal.bytes(state, Found::Old)?;
         let edited = journal.bytes(state, Found::New)?;
         let installed = Installed {
             format: 1,
@@ -350,6 +392,7 @@ fn commit(state: &HostDir, detected: &Detected, journal: Option<&Journal>) -> st
             edited_sha256: journal.new_sha256.clone(),
             pieces: journal.pieces.clone(),
             verified: true,
+            kwasm: kwasm(state, old.as_deref()),
         };
         installed.write(state, base.as_deref(), edited.as_deref())?;
         return Journal::close(state);
@@ -361,9 +404,18 @@ fn commit(state: &HostDir, detected: &Detected, journal: Option<&Journal>) -> st
         edited_sha256: digest(detected.config.file.as_deref()),
         pieces: Vec::new(),
         verified: false,
+        kwasm: None,
     });
     installed.verified = true;
+    installed.kwasm = kwasm(state, detected.config.file.as_deref());
     installed.write_alone(state)
+}
+
+/// The runtime of KWasm's handler, if it stands in the configuration or did when we came.
+fn kwasm(state: &HostDir, config: Option<&[u8]>) -> Option<String> {
+    config
+        .and_then(|bytes| kwasm_binary(bytes, &handler().name))
+        .or_else(|| Installed::read(state).ok()??.kwasm)
 }
 
 /// Runs a module through the handler that is installed, and changes nothing.

@@ -40,13 +40,17 @@ pub(crate) fn plan_with(detected: &Detected, record: Option<&EditRecord>) -> Res
             exact.before.clone_from(&edit.before);
             Ok(Plan::Edit(exact))
         }
-        Plan::NothingToDo => Ok(planned),
+        Plan::NothingToDo | Plan::Adopt(_) => Ok(planned),
     }
 }
 
 pub(crate) fn summarise(planned: &Plan, detected: &Detected) -> String {
     match planned {
         Plan::NothingToDo => format!("{} has the handler already", detected.config.path),
+        Plan::Adopt(adoption) => format!(
+            "{} has KWasm's handler ({}), which is kept if it works",
+            detected.config.path, adoption.binary
+        ),
         Plan::Edit(edit) => {
             let added: usize = edit
                 .pieces

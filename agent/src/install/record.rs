@@ -25,6 +25,10 @@ pub struct Installed {
     pub pieces: Vec<Piece>,
     /// Whether a module has run through the handler since.
     pub verified: bool,
+    /// The runtime of KWasm's handler, where the node had one when we came: it goes along when the node is put
+    /// back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kwasm: Option<String>,
 }
 
 /// The node in the words of the protocol.
@@ -138,6 +142,7 @@ mod tests {
             edited_sha256: None,
             pieces: Vec::new(),
             verified: true,
+            kwasm: None,
         };
         installed.write(&dir, Some(b"before"), Some(b"after")).unwrap();
         assert_eq!(state(&root).unwrap().state, InstallState::Installed);

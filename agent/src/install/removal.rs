@@ -8,9 +8,11 @@ use thiserror::Error;
 use super::command::{CommandError, Done, Progress, Stop, at, lock, stage};
 use super::detect::{Detected, detect};
 use super::journal::{Journal, Kind};
+use super::kwasm;
 use super::layout::{INSTALL_DIR, RUN_DIR};
 use super::lock::Lock;
 use super::planning::{diff, record};
+use super::record::Installed;
 use super::rehearsal::{self, Script, rehearse};
 use super::sandboxes::{self, User};
 use super::swap::{self, Applied, Settled, SwapError, Swapped};
@@ -33,6 +35,8 @@ enum RemovalError {
     Undo { path: String, why: UndoError },
     #[error("{INSTALL_DIR} cannot be removed: {0}")]
     Remains(std::io::Error),
+    #[error("KWasm's files in /opt/kwasm cannot be removed: {0}")]
+    KwasmRemains(std::io::Error),
 }
 
 impl Reported for RemovalError {
@@ -41,7 +45,7 @@ impl Reported for RemovalError {
             Self::InUse(..) => FailureReason::HandlerInUse,
             Self::NoAnswer(_) => FailureReason::ContainerdUnreachable,
             Self::Undo { .. } => FailureReason::UnsupportedConfiguration,
-            Self::Remains(_) => FailureReason::PayloadFailed,
+            Self::Remains(_) | Self::KwasmRemains(_) => FailureReason::PayloadFailed,
         }
     }
 
@@ -53,7 +57,7 @@ impl Reported for RemovalError {
                 "Take the handler's tables out of the file by hand, restart containerd, then try again."
                     .into()
             }
-            Self::Remains(_) => "Remove the folder by hand.".into(),
+            Self::Remains(_) | Self::KwasmRemains(_) => "Remove the folder by hand.".into(),
         }
     }
 }
@@ -81,15 +85,22 @@ pub async fn uninstall(
     }
     let handler = handler();
     let record = held.as_ref().and_then(|(state, _)| record(state));
+    let kwasm = held
+        .as_ref()
+        .and_then(|(state, _)| Installed::read(state).ok()??.kwasm);
     for attempt in 1.. {
         let path = detected.config.path.clone();
         let before = detected.config.file.clone();
         let undone = stage(progress, Stage::Plan, async {
             let current = before.as_deref().unwrap_or_default();
-            let undone = undo(current, record.as_ref(), &handler).map_err(|why| {
+            let failed = |why| {
                 let path = path.clone();
                 Failure::at(Stage::Plan, &RemovalError::Undo { path, why })
-            })?;
+            };
+            let mut undone = undo(current, record.as_ref(), &handler).map_err(failed)?;
+            if let (Undo::NothingToDo, Some(binary)) = (&undone, &kwasm) {
+                undone = kwasm::undo_theirs(current, binary).map_err(failed)?;
+            }
             let summary = match &undone {
                 Undo::NothingToDo => format!("{path} has no entry of ours"),
                 Undo::Delete => format!("{path} goes, it was made by us"),
@@ -161,6 +172,10 @@ pub async fn uninstall(
         // Their containers were made with a binary that is about to go: they end while it is still there.
         for user in &users {
             sandboxes::remove_sandbox(&detected.daemon, &user.sandbox).await;
+        }
+        if kwasm.is_some() {
+            kwasm::remove_files(root)
+                .map_err(|error| Failure::at(Stage::Commit, &RemovalError::KwasmRemains(error)))?;
         }
         clear(root, held).map_err(at(Stage::Commit))?;
         Ok(((), format!("{INSTALL_DIR} is gone")))

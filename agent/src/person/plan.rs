@@ -19,7 +19,7 @@ pub(crate) async fn plan(host: &Host, as_json: bool) -> anyhow::Result<ExitCode>
         Ok((detected, planned)) => {
             let path = &detected.config.path;
             let (diff, code) = match &planned {
-                Plan::NothingToDo => (String::new(), NOTHING_TO_DO),
+                Plan::NothingToDo | Plan::Adopt(_) => (String::new(), NOTHING_TO_DO),
                 Plan::Edit(edit) => (install::diff(path, edit.before.as_deref(), Some(&edit.after)), 0),
             };
             if as_json {
