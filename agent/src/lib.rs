@@ -4,6 +4,7 @@
 //! for a person on the node ([`cli`]). The decisions are pure and stand in [`config`] and [`containerd`]; the stages
 //! that carry them out in [`install`]; images in [`pull`]; what the host offers in [`host`].
 
+mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod containerd;

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{self, Mode, OFlags, ResolveFlags};
 
+use crate::checkpoint::checkpoint;
+
 /// The root of the host's file system.
 #[derive(Debug)]
 pub struct HostRoot {
@@ -147,6 +149,10 @@ impl HostRoot {
     /// # Errors
     /// When one of them cannot be made.
     pub fn make_dir(&self, path: &str) -> io::Result<HostDir> {
+        if let Ok(there) = self.dir(path) {
+            return Ok(there);
+        }
+        checkpoint(format_args!("make {path}"));
         let mut made = String::new();
         let mut dir = self.dir("/")?;
         for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -184,10 +190,12 @@ impl HostDir {
     pub fn write_durably(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = self.path(format!(".{name}.new"));
         let target = self.path(name);
+        checkpoint(format_args!("write {name}"));
         let written = (|| {
             let mut file = File::create(&temporary)?;
             file.write_all(bytes)?;
             file.sync_all()?;
+            checkpoint(format_args!("rename to {name}"));
             std::fs::rename(&temporary, &target)?;
             self.sync()
         })();
@@ -222,6 +230,9 @@ impl HostDir {
     /// # Errors
     /// When it is there and cannot be removed.
     pub fn remove(&self, name: &str) -> io::Result<()> {
+        if std::fs::symlink_metadata(self.path(name)).is_ok() {
+            checkpoint(format_args!("remove {name}"));
+        }
         match std::fs::remove_file(self.path(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -233,6 +244,9 @@ impl HostDir {
     /// # Errors
     /// When something of it cannot be removed.
     pub fn remove_tree(&self, name: &str) -> io::Result<()> {
+        if std::fs::symlink_metadata(self.path(name)).is_ok() {
+            checkpoint(format_args!("remove all of {name}"));
+        }
         match std::fs::remove_dir_all(self.path(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),

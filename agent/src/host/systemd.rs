@@ -13,6 +13,7 @@ use zbus::wire::{OwnedObjectPath, OwnedVariant, Variant};
 use zbus::{Connection, MatchRule, MessageStream, message};
 
 use super::HostRoot;
+use crate::checkpoint::checkpoint;
 
 const SERVICE: &str = "org.freedesktop.systemd1";
 const MANAGER_PATH: &str = "/org/freedesktop/systemd1";
@@ -245,6 +246,27 @@ impl Systemd {
         }
     }
 
+    /// Whether systemd knows a unit of this name, running or not.
+    ///
+    /// # Errors
+    /// When systemd does not answer.
+    pub async fn is_loaded(&self, name: &str) -> Result<bool, SystemdError> {
+        match self.manager("GetUnit", &(name,)).await {
+            Ok(_) => Ok(true),
+            Err(SystemdError::NoSuchUnit(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Has systemd read its unit files again.
+    ///
+    /// # Errors
+    /// When systemd refuses or does not answer.
+    pub async fn reload(&self) -> Result<(), SystemdError> {
+        checkpoint("reload systemd");
+        self.manager("Reload", &()).await.map(drop)
+    }
+
     /// Forgets failures of a unit, which also resets its start limit. A unit that has none is fine.
     pub async fn reset_failed(&self, name: &str) {
         let _ = self.manager("ResetFailedUnit", &(name,)).await;
@@ -275,6 +297,7 @@ impl Systemd {
             .map_err(|error| refused(method, &error))?;
         // systemd sends signals only to who subscribed; to subscribe twice is an error that means nothing.
         let _ = self.manager("Subscribe", &()).await;
+        checkpoint(format_args!("{method} {unit}"));
         let reply = self.manager(method, arguments).await?;
         let job: OwnedObjectPath = body(method, &reply)?;
         loop {

@@ -7,24 +7,31 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use thiserror::Error;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::journal::{Found, Journal, Kind, Outcome, Step};
+use super::boot_unit::{BOOT_UNIT, BootUnit};
+use super::journal::{Found, Journal, Kind, Outcome, Promise, Step, digest};
 use super::layout::{JOURNAL, STATE_DIR};
 use super::lock::Lock;
 use super::probe::{Gauge, Wanted, wait_healthy};
 use super::rehearsal::complaints;
-use super::replacement::replace;
+use super::replacement::{Replacement, ReplacementError};
+use crate::checkpoint::checkpoint;
+use crate::describe::boot_id;
 use crate::host::{HostDir, HostRoot, Systemd, SystemdError};
 
 const LOCK: &str = "apply.lock";
 const LOCK_WITHIN: Duration = Duration::from_secs(120);
 const RESTART: Duration = Duration::from_secs(60);
 const WORDS: Duration = Duration::from_secs(5);
+/// For containerd to come up by itself after a boot.
+const BOOT: Duration = Duration::from_secs(30);
+/// For a full disk to get room for the outcome.
+const LAST_WORDS: Duration = Duration::from_secs(60);
 
 /// Why the program ended without an outcome in the journal.
 #[derive(Debug, Error)]
@@ -51,9 +58,11 @@ pub enum ApplyError {
 enum Next {
     /// It has ended.
     Over,
+    /// Nothing was touched, and whoever wanted it is gone with the boot it was planned in.
+    Abandon,
     /// Replace the file, restart, check.
     Swap,
-    /// The file is the new one: restart, check.
+    /// The file is the new one: restart unless that was done, check.
     Restart,
     /// Put the old file back, restart, check.
     Back { why: String, words: String },
@@ -61,13 +70,14 @@ enum Next {
     Replan,
 }
 
-fn next(step: &Step, found: Found) -> Next {
+fn next(step: &Step, found: Found, same_boot: bool) -> Next {
     let interrupted = |why: &str| Next::Back {
         why: why.to_owned(),
         words: String::new(),
     };
     match (step, found) {
         (Step::Finished, _) => Next::Over,
+        (Step::Planned | Step::Swapping, Found::Old) if !same_boot => Next::Abandon,
         (Step::Planned | Step::Swapping, Found::Old) => Next::Swap,
         (Step::Swapping | Step::Restarting, Found::New) => Next::Restart,
         // Planned, and the new bytes are there already: whoever wrote them did not restart.
@@ -84,6 +94,15 @@ fn next(step: &Step, found: Found) -> Next {
             why: why.clone(),
             words: words.clone(),
         },
+    }
+}
+
+/// Whether a daemon that is healthy as wanted must have read the new file: not if it was so on the old one.
+fn health_is_proof(wanted: Wanted, ours_before: bool) -> bool {
+    match wanted {
+        Wanted::With => !ours_before,
+        Wanted::Without => ours_before,
+        Wanted::Any => false,
     }
 }
 
@@ -107,16 +126,35 @@ pub async fn apply(root: Arc<HostRoot>, journal: &Path) -> Result<(), ApplyError
         }
         sleep(Duration::from_millis(50)).await;
     };
-    let journal = Journal::read(&state)?.ok_or(ApplyError::NoJournal)?;
+    let boot_unit = BootUnit::below(root.path());
     let systemd = Systemd::connect(&root).await?;
+    let Some(journal) = Journal::read(&state)? else {
+        disarm(&boot_unit, &systemd).await;
+        return Err(ApplyError::NoJournal);
+    };
+    let same_boot = journal.boot_id == boot_id(&root);
     let mut swap = Swap {
         root,
         state,
         systemd,
         journal,
+        boot_unit,
+        same_boot,
+        ordered: SystemTime::now(),
     };
-    swap.run().await?;
-    Ok(())
+    swap.run().await
+}
+
+/// Takes the boot-time unit away. The systemd of a boot that has read it is told.
+async fn disarm(boot_unit: &BootUnit, systemd: &Systemd) {
+    if let Err(error) = boot_unit.remove() {
+        tracing::warn!(%error, "{BOOT_UNIT} could not be removed");
+    }
+    if systemd.is_loaded(BOOT_UNIT).await.unwrap_or(false)
+        && let Err(error) = systemd.reload().await
+    {
+        tracing::warn!(%error, "systemd did not forget {BOOT_UNIT}");
+    }
 }
 
 struct Swap {
@@ -124,45 +162,98 @@ struct Swap {
     state: HostDir,
     systemd: Systemd,
     journal: Journal,
+    boot_unit: BootUnit,
+    /// Whether it was planned in this boot.
+    same_boot: bool,
+    /// When containerd's restart was ordered: what it logged before says nothing.
+    ordered: SystemTime,
 }
 
 impl Swap {
     async fn run(&mut self) -> Result<(), ApplyError> {
         let found = self.journal.find(&self.root)?;
-        let outcome = match next(&self.journal.step, found) {
-            Next::Over => return Ok(()),
-            Next::Replan => Outcome::Replan,
-            Next::Swap => {
-                self.step(Step::Swapping)?;
-                let new = self.journal.bytes(&self.state, Found::New)?;
-                match replace(Path::new(&self.journal.config_path), new.as_deref()) {
-                    Ok(()) => self.restart_or_go_back().await?,
-                    Err(why) => Outcome::Refused { why },
-                }
+        let outcome = match next(&self.journal.step, found, self.same_boot) {
+            Next::Over => {
+                disarm(&self.boot_unit, &self.systemd).await;
+                return Ok(());
             }
-            Next::Restart => self.restart_or_go_back().await?,
+            Next::Abandon => refused("the node was booted anew before the configuration was replaced"),
+            Next::Replan => Outcome::Replan,
+            Next::Swap => self.swap().await?,
+            Next::Restart => self.restart_or_go_back(true).await?,
             Next::Back { why, words } => self.back(why, words).await?,
         };
         tracing::info!(?outcome, "the swap ended");
-        self.journal.outcome = Some(outcome);
-        self.step(Step::Finished)
+        self.finish(outcome).await
     }
 
-    fn step(&mut self, step: Step) -> Result<(), ApplyError> {
+    fn step(&mut self, step: Step) -> std::io::Result<()> {
         tracing::info!(?step, "swap");
         self.journal.step = step;
-        self.journal.write(&self.state)?;
-        Ok(())
+        self.journal.write(&self.state)
     }
 
-    async fn restart_or_go_back(&mut self) -> Result<Outcome, ApplyError> {
-        self.step(Step::Restarting)?;
+    /// Notes a step that the bytes of the configuration tell as well: on a full disk it is taken all the same.
+    fn note(&mut self, step: Step) {
+        if let Err(error) = self.step(step) {
+            tracing::warn!(%error, "the step cannot be written down");
+        }
+    }
+
+    async fn swap(&mut self) -> Result<Outcome, ApplyError> {
+        let new = match self.journal.bytes(&self.state, Found::New) {
+            Ok(new) => new,
+            Err(error) => return Ok(refused(&error.to_string())),
+        };
+        let replacement = match self.replacement() {
+            Ok(replacement) => replacement,
+            Err(error) => return Ok(cannot(&error)),
+        };
+        // From here on a power loss leaves something to finish.
+        if let Err(error) = self.boot_unit.put() {
+            return Ok(Outcome::Refused {
+                why: format!("the boot-time unit {BOOT_UNIT} cannot be written: {error}"),
+                no_space: error.kind() == std::io::ErrorKind::StorageFull,
+            });
+        }
+        self.journal.kept = Some(replacement.kept().display().to_string());
+        if let Err(error) = self.step(Step::Swapping) {
+            return Ok(Outcome::Refused {
+                why: format!("the journal cannot be written: {error}"),
+                no_space: error.kind() == std::io::ErrorKind::StorageFull,
+            });
+        }
+        let old = self.journal.old_sha256.clone();
+        match replacement.put(new.as_deref(), |bytes| digest(bytes) == old) {
+            Ok(()) => self.restart_or_go_back(false).await,
+            Err(ReplacementError::Changed(_)) => Ok(Outcome::Replan),
+            // It was renamed, and then the folder could not be synced.
+            Err(error) if self.journal.find(&self.root)? == Found::New => {
+                self.back(error.to_string(), String::new()).await
+            }
+            Err(error) => Ok(cannot(&error)),
+        }
+    }
+
+    fn replacement(&self) -> Result<Replacement, ReplacementError> {
+        Replacement::of(Path::new(&self.journal.config_path))
+    }
+
+    async fn restart_or_go_back(&mut self, resumed: bool) -> Result<Outcome, ApplyError> {
         let wanted = match self.journal.kind {
             Kind::Install => Wanted::With,
             Kind::Remove => Wanted::Without,
         };
+        if self.journal.step != Step::Restarting {
+            self.note(Step::Restarting);
+        }
         let ordered = Instant::now();
-        match self.restart(wanted).await {
+        let done = if resumed && self.is_over(wanted).await {
+            Ok(Duration::ZERO)
+        } else {
+            self.restart(wanted).await
+        };
+        match done {
             Ok(gap) => Ok(Outcome::Applied {
                 gap_micros: micros(gap),
                 healthy_micros: micros(ordered.elapsed()),
@@ -174,8 +265,34 @@ impl Swap {
         }
     }
 
+    /// Whether containerd runs on the new file already: a swap that was killed is not to cost a second restart, and
+    /// after a power loss the boot has done it.
+    async fn is_over(&self, wanted: Wanted) -> bool {
+        if self.same_boot && !health_is_proof(wanted, self.journal.ours_before) {
+            return false;
+        }
+        let patience = if self.same_boot { Duration::ZERO } else { BOOT };
+        wait_healthy(
+            &self.root,
+            &self.journal.socket,
+            &self.promise(),
+            wanted,
+            Instant::now() + patience,
+        )
+        .await
+        .is_ok()
+    }
+
+    /// After a boot the network may be made by pods, which come after containerd: it is not waited for.
+    fn promise(&self) -> Promise {
+        let mut promise = self.journal.promise.clone();
+        promise.network_ready &= self.same_boot;
+        promise
+    }
+
     /// Restarts containerd and waits until it is healthy; gives the time without a socket.
-    async fn restart(&self, wanted: Wanted) -> Result<Duration, String> {
+    async fn restart(&mut self, wanted: Wanted) -> Result<Duration, String> {
+        self.ordered = SystemTime::now();
         let journal = &self.journal;
         let deadline = Instant::now() + Duration::from_secs(journal.healthy_within_seconds.clamp(1, 600));
         // A unit that failed often is refused a start; ours is one that was ordered, not a crash.
@@ -184,7 +301,8 @@ impl Swap {
         let job = self.systemd.restart(&journal.unit, RESTART).await;
         let healthy = match job {
             Ok(job) if job.is_done() => {
-                wait_healthy(&self.root, &journal.socket, &journal.promise, wanted, deadline).await
+                checkpoint("wait until containerd is healthy");
+                wait_healthy(&self.root, &journal.socket, &self.promise(), wanted, deadline).await
             }
             Ok(job) => Err(format!(
                 "systemd's restart of {} ended as {:?}",
@@ -197,22 +315,21 @@ impl Swap {
     }
 
     async fn back(&mut self, why: String, words: String) -> Result<Outcome, ApplyError> {
-        self.step(Step::RollingBack {
+        self.note(Step::RollingBack {
             why: why.clone(),
             words: words.clone(),
-        })?;
+        });
         // A file that somebody else changed meanwhile is theirs: their bytes stay, and containerd decides.
-        if self.journal.find(&self.root)? == Found::New {
-            let old = self.journal.bytes(&self.state, Found::Old)?;
-            if let Err(error) = replace(Path::new(&self.journal.config_path), old.as_deref()) {
-                return Ok(Outcome::Broken {
-                    why: format!("{why}; and the old configuration cannot be put back: {error}"),
-                    words,
-                });
-            }
+        if self.journal.find(&self.root)? == Found::New
+            && let Err(error) = self.put_old_back()
+        {
+            return Ok(Outcome::Broken {
+                why: format!("{why}; and the old configuration cannot be put back: {error}"),
+                words,
+            });
         }
         let wanted = match (self.journal.kind, self.journal.find(&self.root)?) {
-            (Kind::Install, Found::Old) => Wanted::Without,
+            (Kind::Install, Found::Old) if !self.journal.ours_before => Wanted::Without,
             (Kind::Remove, Found::Old) => Wanted::With,
             _ => Wanted::Any,
         };
@@ -225,17 +342,65 @@ impl Swap {
         }
     }
 
-    /// What the unit logged last.
+    fn put_old_back(&self) -> Result<(), String> {
+        let old = self.journal.bytes(&self.state, Found::Old);
+        let old = old.map_err(|error| error.to_string())?;
+        let sum = &self.journal.old_sha256;
+        self.replacement()
+            .and_then(|replacement| replacement.back(old.as_deref(), |bytes| digest(bytes) == *sum))
+            .map_err(|error| error.to_string())
+    }
+
+    /// Writes the outcome down, then takes away what was there for the way back.
+    async fn finish(&mut self, outcome: Outcome) -> Result<(), ApplyError> {
+        // What an applied swap keeps is for a verification that fails; what a broken one keeps, for a person.
+        let keeps = matches!(outcome, Outcome::Applied { .. } | Outcome::Broken { .. });
+        self.journal.outcome = Some(outcome);
+        let deadline = Instant::now() + LAST_WORDS;
+        while let Err(error) = self.step(Step::Finished) {
+            if Instant::now() > deadline {
+                return Err(error.into());
+            }
+            tracing::warn!(%error, "the outcome cannot be written down; trying again");
+            sleep(Duration::from_millis(500)).await;
+        }
+        if !keeps && let Ok(replacement) = self.replacement() {
+            replacement.clear();
+        }
+        disarm(&self.boot_unit, &self.systemd).await;
+        Ok(())
+    }
+
+    /// What the unit logged since its restart was ordered.
     async fn words(&self) -> String {
+        let since = self
+            .ordered
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
         let output = Command::new("journalctl")
             .args(["--unit", &self.journal.unit])
-            .args(["--lines", "60", "--output", "cat", "--no-pager", "--quiet"])
+            .arg(format!("--since=@{since}"))
+            .args(["--lines", "200", "--output", "cat", "--no-pager", "--quiet"])
             .kill_on_drop(true)
             .output();
         match timeout(WORDS, output).await {
             Ok(Ok(output)) => complaints(&String::from_utf8_lossy(&output.stdout)),
             _ => String::new(),
         }
+    }
+}
+
+fn refused(why: &str) -> Outcome {
+    Outcome::Refused {
+        why: why.to_owned(),
+        no_space: false,
+    }
+}
+
+fn cannot(error: &ReplacementError) -> Outcome {
+    Outcome::Refused {
+        why: error.to_string(),
+        no_space: error.is_no_space(),
     }
 }
 
@@ -249,17 +414,37 @@ mod tests {
 
     #[test]
     fn a_swap_that_was_killed_goes_on_from_what_the_file_is() {
-        assert_eq!(next(&Step::Planned, Found::Old), Next::Swap);
-        assert_eq!(next(&Step::Swapping, Found::Old), Next::Swap);
-        assert_eq!(next(&Step::Swapping, Found::New), Next::Restart);
-        assert_eq!(next(&Step::Restarting, Found::New), Next::Restart);
-        assert_eq!(next(&Step::Finished, Found::New), Next::Over);
+        assert_eq!(next(&Step::Planned, Found::Old, true), Next::Swap);
+        assert_eq!(next(&Step::Swapping, Found::Old, true), Next::Swap);
+        assert_eq!(next(&Step::Swapping, Found::New, true), Next::Restart);
+        assert_eq!(next(&Step::Restarting, Found::New, true), Next::Restart);
+        assert_eq!(next(&Step::Finished, Found::New, true), Next::Over);
+    }
+
+    #[test]
+    fn after_a_boot_what_was_begun_is_ended_and_what_was_not_is_left() {
+        for step in [Step::Planned, Step::Swapping] {
+            assert_eq!(next(&step, Found::Old, false), Next::Abandon);
+        }
+        for step in [Step::Swapping, Step::Restarting] {
+            assert_eq!(next(&step, Found::New, false), Next::Restart);
+        }
+        let ordered = Step::RollBackOrdered { why: "w".into() };
+        assert!(matches!(next(&ordered, Found::New, false), Next::Back { .. }));
+    }
+
+    #[test]
+    fn a_healthy_daemon_proves_a_restart_only_if_the_old_file_made_another() {
+        assert!(health_is_proof(Wanted::With, false));
+        assert!(!health_is_proof(Wanted::With, true));
+        assert!(health_is_proof(Wanted::Without, true));
+        assert!(!health_is_proof(Wanted::Without, false));
     }
 
     #[test]
     fn a_file_that_somebody_changed_first_is_planned_again() {
-        assert_eq!(next(&Step::Planned, Found::Neither), Next::Replan);
-        assert_eq!(next(&Step::Swapping, Found::Neither), Next::Replan);
+        assert_eq!(next(&Step::Planned, Found::Neither, true), Next::Replan);
+        assert_eq!(next(&Step::Swapping, Found::Neither, true), Next::Replan);
     }
 
     #[test]
@@ -269,10 +454,13 @@ mod tests {
             words: "x".into(),
         };
         for found in [Found::Old, Found::New, Found::Neither] {
-            assert!(matches!(next(&step, found), Next::Back { .. }));
+            assert!(matches!(next(&step, found, true), Next::Back { .. }));
             let ordered = Step::RollBackOrdered { why: "w".into() };
-            assert!(matches!(next(&ordered, found), Next::Back { .. }));
+            assert!(matches!(next(&ordered, found, true), Next::Back { .. }));
         }
-        assert!(matches!(next(&Step::Restarting, Found::Old), Next::Back { .. }));
+        assert!(matches!(
+            next(&Step::Restarting, Found::Old, true),
+            Next::Back { .. }
+        ));
     }
 }

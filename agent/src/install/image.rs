@@ -14,6 +14,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use super::sums::hex;
+use crate::checkpoint::checkpoint;
 
 /// Name of the image; the module's path in it.
 pub(crate) const MODULE: &str = "/verify.wasm";
@@ -118,6 +119,7 @@ impl ModuleImage {
         let lease = self.lease(channel.clone()).await?;
         let written = self.write(channel.clone(), &lease).await;
         let mut leases = LeasesClient::new(channel);
+        checkpoint("delete the lease");
         let _ = leases
             .delete(scoped(DeleteRequest {
                 id: lease,
@@ -131,6 +133,7 @@ impl ModuleImage {
         let id = format!("quartermaster-{}", uuid::Uuid::new_v4().simple());
         let expires = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(LEASE_SECONDS as i64);
         let labels = [("containerd.io/gc.expire".to_owned(), format!("{expires:.0}"))];
+        checkpoint("create a lease");
         LeasesClient::new(channel)
             .create(scoped(CreateRequest {
                 id: id.clone(),
@@ -157,6 +160,7 @@ impl ModuleImage {
             };
             let mut request = scoped(tokio_stream::once(message));
             request.metadata_mut().insert("containerd-lease", leased.clone());
+            checkpoint(format_args!("commit the content {}", blob.media_type));
             let answered = match content.write(request).await {
                 Ok(answers) => answers.into_inner().message().await.map(drop),
                 Err(status) => Err(status),
@@ -181,6 +185,7 @@ impl ModuleImage {
             ..Default::default()
         });
         request.metadata_mut().insert("containerd-lease", leased);
+        checkpoint("create the module's image");
         match ImagesClient::new(channel).create(request).await {
             Err(status) if status.code() != Code::AlreadyExists => Err(status),
             _ => Ok(()),

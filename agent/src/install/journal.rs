@@ -8,10 +8,13 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::layout::{JOURNAL, JOURNAL_NEW, JOURNAL_OLD, MAX_CONFIG, STATE_DIR};
+use super::layout::{JOURNAL, JOURNAL_NEW, JOURNAL_OLD, JOURNAL_SPARE, MAX_CONFIG, STATE_DIR};
 use super::sums::hex;
 use crate::config::Piece;
 use crate::host::{HostDir, HostRoot};
+
+/// Bytes set aside beside a journal, for its last words on a disk that has become full. More than a journal has.
+const SPARE: usize = 64 * 1024;
 
 /// What a swap is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +77,12 @@ pub(crate) enum Outcome {
     /// The old configuration is served again.
     RolledBack { why: String, words: String },
     /// Nothing was changed: the file cannot be replaced.
-    Refused { why: String },
+    Refused {
+        why: String,
+        /// Because the disk is full.
+        #[serde(default)]
+        no_space: bool,
+    },
     /// Nothing was changed: the file is not the one that was planned on.
     Replan,
     /// containerd is not healthy on the old configuration either.
@@ -100,6 +108,13 @@ pub(crate) struct Journal {
     pub(crate) unit: String,
     pub(crate) socket: String,
     pub(crate) promise: Promise,
+    /// Whether our handler was served before: then its being served proves nothing of the swap.
+    pub(crate) ours_before: bool,
+    /// The boot in which it was planned.
+    pub(crate) boot_id: String,
+    /// Path of the old file's second name, on the host and without links.
+    #[serde(default)]
+    pub(crate) kept: Option<String>,
     /// For a restart and all that follows until containerd is healthy, in seconds.
     pub(crate) healthy_within_seconds: u64,
     pub(crate) step: Step,
@@ -133,6 +148,7 @@ impl Journal {
 
     /// Opens a journal: the two configurations first, the journal that refers to them last.
     pub(crate) fn open(&self, state: &HostDir, old: Option<&[u8]>, new: Option<&[u8]>) -> io::Result<()> {
+        state.write_durably(JOURNAL_SPARE, &[0; SPARE])?;
         for (name, bytes) in [(JOURNAL_OLD, old), (JOURNAL_NEW, new)] {
             match bytes {
                 Some(bytes) => state.write_durably(name, bytes)?,
@@ -142,18 +158,33 @@ impl Journal {
         self.write(state)
     }
 
-    /// Writes the journal down.
+    /// Writes the journal down. On a full disk the space that was set aside at the start is used.
     pub(crate) fn write(&self, state: &HostDir) -> io::Result<()> {
         let bytes = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
-        state.write_durably(JOURNAL, &bytes)
+        match state.write_durably(JOURNAL, &bytes) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                state.remove(JOURNAL_SPARE)?;
+                state.write_durably(JOURNAL, &bytes)
+            }
+            written => written,
+        }
     }
 
-    /// Forgets the journal: itself first, then what it refers to.
-    pub(crate) fn close(state: &HostDir) -> io::Result<()> {
+    /// Forgets the journal: the old file's second name, the journal, then what it refers to.
+    pub(crate) fn close(root: &HostRoot, state: &HostDir) -> io::Result<()> {
+        // One that can't be read has nothing to tell either.
+        if let Ok(Some(journal)) = Self::read(state)
+            && let Some((folder, name)) = journal.kept.as_deref().and_then(|kept| kept.rsplit_once('/'))
+            && let Ok(folder) = root.dir(folder)
+        {
+            folder.remove(name)?;
+        }
         state.remove(JOURNAL)?;
         state.sync()?;
-        state.remove(JOURNAL_OLD)?;
-        state.remove(JOURNAL_NEW)
+        for name in [JOURNAL_OLD, JOURNAL_NEW, JOURNAL_SPARE] {
+            state.remove(name)?;
+        }
+        Ok(())
     }
 
     /// The configuration before or after, checked against its digest.
@@ -224,10 +255,29 @@ pub(crate) mod tests {
                 ours: "crun".into(),
                 network_ready: true,
             },
+            ours_before: false,
+            boot_id: "this".into(),
+            kept: None,
             healthy_within_seconds: 60,
             step: Step::Planned,
             outcome: None,
         }
+    }
+
+    #[test]
+    fn the_old_files_second_name_goes_with_the_journal() {
+        let temporary = tempfile::tempdir().unwrap();
+        let root = HostRoot::open(temporary.path()).unwrap();
+        let state = root.make_dir(STATE_DIR).unwrap();
+        let folder = root.make_dir("/etc/containerd").unwrap();
+        for name in ["config.toml", ".config.toml.quartermaster-old"] {
+            folder.write_durably(name, b"x").unwrap();
+        }
+        let mut swapped = journal(Some(b"old"), Some(b"new"));
+        swapped.kept = Some("/etc/containerd/.config.toml.quartermaster-old".into());
+        swapped.open(&state, Some(b"old"), Some(b"new")).unwrap();
+        Journal::close(&root, &state).unwrap();
+        assert_eq!(root.list("/etc/containerd").unwrap(), ["config.toml"]);
     }
 
     #[test]
@@ -245,7 +295,7 @@ pub(crate) mod tests {
         assert_eq!(Journal::read(&state).unwrap().unwrap(), written);
         assert_eq!(written.bytes(&state, Found::Old).unwrap().unwrap(), b"old");
         assert_eq!(written.bytes(&state, Found::New).unwrap().unwrap(), b"new");
-        Journal::close(&state).unwrap();
+        Journal::close(&root, &state).unwrap();
         assert_eq!(root.list(STATE_DIR).unwrap(), Vec::<String>::new());
     }
 

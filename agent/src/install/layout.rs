@@ -16,6 +16,8 @@ pub(crate) const JOURNAL: &str = "journal.json";
 pub(crate) const JOURNAL_OLD: &str = "journal.old";
 /// The configuration after the swap, in the state folder.
 pub(crate) const JOURNAL_NEW: &str = "journal.new";
+/// Space for the journal's last words, in the state folder.
+pub(crate) const JOURNAL_SPARE: &str = "journal.spare";
 /// What is installed, in the state folder.
 pub(crate) const INSTALLED: &str = "installed.json";
 /// The configuration without us, in the state folder.

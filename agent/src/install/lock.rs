@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::{FlockOperation, flock};
 
+use crate::checkpoint::checkpoint;
 use crate::host::HostDir;
 
 /// A lock that is held until it is dropped or its process ends.
@@ -19,6 +20,9 @@ impl Lock {
     pub(crate) fn take(dir: &HostDir, name: &str) -> io::Result<Option<Self>> {
         // A removal deletes the folder with the lock in it: what was locked may be a file that is gone.
         for _ in 0..8 {
+            if std::fs::symlink_metadata(dir.path(name)).is_err() {
+                checkpoint(format_args!("write {name}"));
+            }
             let file = OpenOptions::new()
                 .create(true)
                 .truncate(false)

@@ -4,6 +4,7 @@
 //! Nothing here knows of gRPC or of the coordinator; progress goes to a [`Progress`].
 
 mod apply;
+mod boot_unit;
 mod command;
 mod detect;
 mod image;

@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use super::layout::{CURRENT, INSTALL_DIR};
 use super::sums::{Entry, hex, parse};
+use crate::checkpoint::checkpoint;
 use crate::failure::Reported;
 use crate::host::{HostDir, HostRoot};
 
@@ -151,6 +152,7 @@ impl Payload {
             let _ = install.remove_tree(&temporary);
         })?;
         let finish = || {
+            checkpoint(format_args!("write {COMPLETE}"));
             let mut marker = File::create(target.join(COMPLETE))?;
             marker.write_all(self.digest.as_bytes())?;
             marker.sync_all()?;
@@ -159,6 +161,7 @@ impl Payload {
             }
             // A version of this name that is not whole is in the way of the rename.
             install.remove_tree(&self.version)?;
+            checkpoint(format_args!("rename to {}", self.version));
             fs::rename(&target, install.path(&self.version))?;
             install.sync()
         };
@@ -181,6 +184,7 @@ impl Payload {
     }
 
     fn copy_into(&self, target: &Path) -> Result<u64, PayloadError> {
+        checkpoint(format_args!("make folders of {}", self.version));
         for folder in self.folders() {
             fs::create_dir_all(target.join(&folder))
                 .map_err(|error| PayloadError::Write(format!("{INSTALL_DIR}/…/{folder}"), error))?;
@@ -239,7 +243,9 @@ impl Payload {
         }
         let temporary = ".current.new";
         install.remove(temporary)?;
+        checkpoint(format_args!("link {temporary}"));
         symlink(&self.version, install.path(temporary))?;
+        checkpoint(format_args!("rename to {CURRENT}"));
         fs::rename(install.path(temporary), install.path(CURRENT))?;
         install.sync()
     }
@@ -262,6 +268,7 @@ fn copy_checked(
     } else {
         0o644
     };
+    checkpoint(format_args!("write of the payload {name}"));
     let mut target = OpenOptions::new()
         .write(true)
         .create_new(true)

@@ -58,11 +58,11 @@ async fn settle(root: &Arc<HostRoot>, state: &HostDir) -> Result<Option<(Journal
         return Ok(None);
     }
     let systemd = crate::host::Systemd::connect(root).await?;
-    Ok(match swap::settle(&systemd, state).await? {
+    Ok(match swap::settle(root, &systemd, state).await? {
         Settled::Installed(journal, done) => Some((*journal, done)),
         Settled::Removed => {
             // The removal was overtaken by this installation: its configuration is without us, as planned on.
-            Journal::close(state)?;
+            Journal::close(root, state)?;
             None
         }
         Settled::Clear => None,
@@ -131,7 +131,7 @@ impl Installation<'_> {
             };
             // A swap that somebody undid by hand is no longer what stands in the file.
             if swapped.take().is_some() {
-                Journal::close(state)
+                Journal::close(root, state)
                     .map_err(|error| Failure::at(Stage::Swap, &CommandError::from(error)))?;
             }
             let edit = self.prepare(&mut detected, edit).await?;
@@ -206,7 +206,7 @@ impl Installation<'_> {
         journal: Option<&Journal>,
     ) -> Result<(), Failure> {
         stage(self.progress, Stage::Commit, async {
-            commit(state, detected, journal)
+            commit(&self.target.root, state, detected, journal)
                 .map_err(|error| Failure::at(Stage::Commit, &CommandError::from(error)))?;
             Ok(((), "recorded".to_owned()))
         })
@@ -306,11 +306,17 @@ impl Installation<'_> {
             let base = edit.base.clone().unwrap_or_default();
             Base::Text(String::from_utf8_lossy(&base).into_owned())
         };
-        let mut journal = swap::planned(Kind::Install, detected, edit.before.as_deref(), Some(&edit.after));
+        let mut journal = swap::planned(
+            &self.target.root,
+            Kind::Install,
+            detected,
+            edit.before.as_deref(),
+            Some(&edit.after),
+        );
         journal.pieces = edit.pieces.clone();
         journal.base = base;
         journal.open(state, edit.before.as_deref(), Some(&edit.after))?;
-        match swap::run(&detected.systemd, state).await? {
+        match swap::run(&self.target.root, &detected.systemd, state).await? {
             Swapped::Applied(done) => Ok(Some((journal, done))),
             Swapped::Replan => Ok(None),
         }
@@ -327,7 +333,7 @@ impl Installation<'_> {
         let verified = run_module(self.target, detected, self.progress).await;
         if let Err(mut failure) = verified {
             if swapped.is_some() {
-                swap::roll_back(&detected.systemd, state, &failure.message)
+                swap::roll_back(&self.target.root, &detected.systemd, state, &failure.message)
                     .await
                     .map_err(at(Stage::Verify))?;
                 failure.rolled_back = true;
@@ -377,7 +383,12 @@ pub(crate) async fn run_module(
 
 /// Writes the record and closes the journal. Without a journal the record that is there is marked as verified, or,
 /// where there is none, one is made that finds our tables by their content.
-fn commit(state: &HostDir, detected: &Detected, journal: Option<&Journal>) -> std::io::Result<()> {
+fn commit(
+    root: &HostRoot,
+    state: &HostDir,
+    detected: &Detected,
+    journal: Option<&Journal>,
+) -> std::io::Result<()> {
     if let Some(journal) = journal {
         let base = match &journal.base {
             Base::Old => journal.bytes(state, Found::Old)?,
@@ -395,7 +406,7 @@ fn commit(state: &HostDir, detected: &Detected, journal: Option<&Journal>) -> st
             kwasm: kwasm(state, old.as_deref()),
         };
         installed.write(state, base.as_deref(), edited.as_deref())?;
-        return Journal::close(state);
+        return Journal::close(root, state);
     }
     let mut installed = Installed::read(state)?.unwrap_or_else(|| Installed {
         format: 1,

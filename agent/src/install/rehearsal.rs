@@ -18,6 +18,7 @@ use zbus::wire::Variant;
 
 use super::detect::Detected;
 use super::layout::RUN_DIR;
+use crate::checkpoint::checkpoint;
 use crate::config::rehearsable;
 use crate::containerd::{DEFAULT_CONFIG, Daemon, DaemonError, Difference, Expected, Served, compare};
 use crate::failure::Reported;
@@ -157,12 +158,14 @@ impl Stage<'_> {
     async fn play<'e>(&self, script: Script<'e>) -> Result<(Served, Served, Expected<'e>), RehearsalError> {
         let mut private = std::fs::DirBuilder::new();
         private.mode(0o700);
+        checkpoint("make the rehearsal's folder");
         private.create(self.run.path(self.name))?;
         let files = self.files(&script);
         for (side, bytes) in Side::BOTH.into_iter().zip(files) {
             let folder = self.run.path(self.name).join(side.folder());
             private.create(&folder)?;
             if let Some(bytes) = bytes {
+                checkpoint(format_args!("write the rehearsal's file {}", side.folder()));
                 std::fs::write(folder.join("config.toml"), rehearsable(bytes))?;
             }
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use quartermaster_proto::v1::{FailureReason, Stage};
 use thiserror::Error;
 
+use super::boot_unit::BootUnit;
 use super::command::{CommandError, Done, Progress, Stop, at, lock, stage};
 use super::detect::{Detected, detect};
 use super::journal::{Journal, Kind};
@@ -200,11 +201,11 @@ async fn settle(root: &Arc<HostRoot>, state: &HostDir) -> Result<(), SwapError> 
         return Ok(());
     }
     let systemd = Systemd::connect(root).await?;
-    match swap::settle(&systemd, state).await? {
+    match swap::settle(root, &systemd, state).await? {
         Settled::Clear => Ok(()),
         // Never verified, so never committed: the way back is the journal's own.
-        Settled::Installed(..) => swap::roll_back(&systemd, state, "removal was ordered").await,
-        Settled::Removed => Ok(Journal::close(state)?),
+        Settled::Installed(..) => swap::roll_back(root, &systemd, state, "removal was ordered").await,
+        Settled::Removed => Ok(Journal::close(root, state)?),
     }
 }
 
@@ -253,10 +254,10 @@ async fn swap_back(
         payload.place(&target.root).map_err(at(Stage::Payload))?;
     }
     let run = async {
-        swap::planned(Kind::Remove, detected, before, after).open(state, before, after)?;
-        match swap::run(&detected.systemd, state).await? {
+        swap::planned(&target.root, Kind::Remove, detected, before, after).open(state, before, after)?;
+        match swap::run(&target.root, &detected.systemd, state).await? {
             Swapped::Applied(done) => {
-                Journal::close(state)?;
+                Journal::close(&target.root, state)?;
                 Ok(Some(done))
             }
             Swapped::Replan => Ok(None),
@@ -272,6 +273,8 @@ async fn swap_back(
 /// Removes the install folder, then what is left of the scratch folder.
 fn clear(root: &HostRoot, held: Option<(HostDir, Lock)>) -> Result<(), RemovalError> {
     let remains = RemovalError::Remains;
+    // Without our folder it would fail at every boot.
+    BootUnit::below(root.path()).remove().map_err(remains)?;
     let (parent, name) = INSTALL_DIR.rsplit_once('/').unwrap_or(("", INSTALL_DIR));
     if let Ok(parent) = root.dir(parent) {
         parent.remove_tree(name).map_err(remains)?;

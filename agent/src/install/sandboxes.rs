@@ -8,6 +8,7 @@ use k8s_cri::v1::{
 use tonic::Status;
 
 use super::layout::RUN_DIR;
+use crate::checkpoint::checkpoint;
 use crate::containerd::Daemon;
 use crate::host::HostRoot;
 
@@ -75,11 +76,13 @@ pub(crate) async fn users(daemon: &Daemon, handler: &str) -> Result<Vec<User>, S
 /// Stops and removes a sandbox; one that is gone is removed.
 pub(crate) async fn remove_sandbox(daemon: &Daemon, id: &str) {
     let mut runtime = daemon.runtime();
+    checkpoint("stop a sandbox");
     let _ = runtime
         .stop_pod_sandbox(StopPodSandboxRequest {
             pod_sandbox_id: id.to_owned(),
         })
         .await;
+    checkpoint("remove a sandbox");
     let removed = runtime
         .remove_pod_sandbox(RemovePodSandboxRequest {
             pod_sandbox_id: id.to_owned(),

@@ -13,6 +13,8 @@ use super::detect::Detected;
 use super::handler;
 use super::journal::{Base, Journal, Kind, Outcome, Promise, Step, digest};
 use super::layout::{AGENT_BINARY, APPLY_UNIT, JOURNAL, STATE_DIR};
+use crate::checkpoint;
+use crate::describe::boot_id;
 use crate::failure::Reported;
 use crate::host::{CONTAINERD_UNIT, HostDir, HostRoot, Property, Systemd, SystemdError};
 
@@ -23,8 +25,13 @@ const START: Duration = Duration::from_secs(20);
 /// For a restart and all that follows until containerd is healthy, in seconds.
 const HEALTHY_WITHIN: u64 = 60;
 const POLL: Duration = Duration::from_millis(5);
-/// How often a host unit that was killed is started again.
+/// How often a host unit that systemd has given up is started again.
 const STARTS: u32 = 3;
+/// Before systemd starts a host unit again that was killed, in microseconds.
+const PAUSE_MICROS: u64 = 200_000;
+/// How often it does so, in this many microseconds.
+const START_LIMIT: u32 = 20;
+const START_LIMIT_MICROS: u64 = 600_000_000;
 
 /// Why a swap did not end with the new configuration served.
 #[derive(Debug, Error)]
@@ -46,8 +53,13 @@ pub(crate) enum SwapError {
     )]
     NoOutcome,
     /// Nothing was changed.
-    #[error("the configuration cannot be replaced: {0}")]
-    Refused(String),
+    #[error("the configuration cannot be replaced: {why}")]
+    Refused {
+        /// What the host said.
+        why: String,
+        /// Because the disk is full.
+        no_space: bool,
+    },
     /// The configuration changed each time before the swap.
     #[error("the configuration was changed by somebody else between each plan and its swap")]
     AlwaysChanging,
@@ -73,6 +85,8 @@ impl Reported for SwapError {
     fn reason(&self) -> FailureReason {
         match self {
             Self::RolledBack { .. } | Self::Broken { .. } => FailureReason::RestartFailed,
+            Self::Refused { no_space: true, .. } => FailureReason::NoSpace,
+            Self::Journal(error) if error.kind() == io::ErrorKind::StorageFull => FailureReason::NoSpace,
             _ => FailureReason::SwapFailed,
         }
     }
@@ -81,7 +95,8 @@ impl Reported for SwapError {
         match self {
             Self::RolledBack { .. } => "The old configuration is back and containerd is healthy with it. `journalctl -u containerd` on the node says more.".into(),
             Self::Broken { .. } => format!("Log in to the node: `systemctl status containerd`, `journalctl -u containerd`. The configuration before the change lies in {STATE_DIR}/journal.old."),
-            Self::Refused(_) => "Nothing was changed. Make the file replaceable, then try again.".into(),
+            Self::Refused { no_space: true, .. } => "Nothing was changed. Free some space beside the file, then try again.".into(),
+            Self::Refused { .. } => "Nothing was changed. Make the file replaceable, then try again.".into(),
             Self::AlwaysChanging => "Nothing was changed. Find out who rewrites the file, then try again.".into(),
             _ => format!("`journalctl -u {APPLY_UNIT}` on the node says more."),
         }
@@ -89,7 +104,13 @@ impl Reported for SwapError {
 }
 
 /// A journal that nothing has been done of.
-pub(crate) fn planned(kind: Kind, detected: &Detected, old: Option<&[u8]>, new: Option<&[u8]>) -> Journal {
+pub(crate) fn planned(
+    root: &HostRoot,
+    kind: Kind,
+    detected: &Detected,
+    old: Option<&[u8]>,
+    new: Option<&[u8]>,
+) -> Journal {
     let ours = handler().name;
     let handlers = detected.served.runtimes.keys();
     Journal {
@@ -105,9 +126,12 @@ pub(crate) fn planned(kind: Kind, detected: &Detected, old: Option<&[u8]>, new: 
         promise: Promise {
             default_runtime: detected.served.default_runtime.clone(),
             handlers: handlers.filter(|name| **name != ours).cloned().collect(),
-            ours,
+            ours: ours.clone(),
             network_ready: detected.served.network_ready,
         },
+        ours_before: detected.served.serves(&ours),
+        boot_id: boot_id(root),
+        kept: None,
         healthy_within_seconds: HEALTHY_WITHIN,
         step: Step::Planned,
         outcome: None,
@@ -132,7 +156,7 @@ pub(crate) enum Swapped {
 }
 
 /// Runs the open journal to its end.
-pub(crate) async fn run(systemd: &Systemd, state: &HostDir) -> Result<Swapped, SwapError> {
+pub(crate) async fn run(root: &HostRoot, systemd: &Systemd, state: &HostDir) -> Result<Swapped, SwapError> {
     let outcome = drive(systemd, state).await?;
     match outcome {
         Outcome::Applied {
@@ -143,15 +167,15 @@ pub(crate) async fn run(systemd: &Systemd, state: &HostDir) -> Result<Swapped, S
             healthy: Duration::from_micros(healthy_micros),
         })),
         Outcome::Replan => {
-            Journal::close(state)?;
+            Journal::close(root, state)?;
             Ok(Swapped::Replan)
         }
-        Outcome::Refused { why } => {
-            Journal::close(state)?;
-            Err(SwapError::Refused(why))
+        Outcome::Refused { why, no_space } => {
+            Journal::close(root, state)?;
+            Err(SwapError::Refused { why, no_space })
         }
         Outcome::RolledBack { why, words } => {
-            Journal::close(state)?;
+            Journal::close(root, state)?;
             Err(SwapError::RolledBack { why, words })
         }
         // The journal stays: what it keeps is what repairs the node.
@@ -160,13 +184,18 @@ pub(crate) async fn run(systemd: &Systemd, state: &HostDir) -> Result<Swapped, S
 }
 
 /// Takes an applied swap back, for this reason.
-pub(crate) async fn roll_back(systemd: &Systemd, state: &HostDir, why: &str) -> Result<(), SwapError> {
+pub(crate) async fn roll_back(
+    root: &HostRoot,
+    systemd: &Systemd,
+    state: &HostDir,
+    why: &str,
+) -> Result<(), SwapError> {
     if let Some(mut journal) = Journal::read(state)? {
         journal.step = Step::RollBackOrdered { why: why.to_owned() };
         journal.outcome = None;
         journal.write(state)?;
     }
-    match run(systemd, state).await {
+    match run(root, systemd, state).await {
         Err(SwapError::RolledBack { .. }) => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Err(SwapError::NoOutcome),
@@ -214,7 +243,7 @@ async fn start(systemd: &Systemd) -> Result<(), SwapError> {
         .chain([format!("{STATE_DIR}/{JOURNAL}")])
         .collect();
     let limit = u64::try_from(UNIT_LIMIT.as_micros()).unwrap_or(u64::MAX);
-    let properties: Vec<Property> = vec![
+    let mut properties: Vec<Property> = vec![
         (
             "Description",
             text("Quartermaster's change of containerd's configuration"),
@@ -226,7 +255,16 @@ async fn start(systemd: &Systemd) -> Result<(), SwapError> {
             Variant::from(vec![(AGENT_BINARY.to_owned(), arguments, false)]),
         ),
         ("RuntimeMaxUSec", Variant::from(limit)),
+        // Killed in the middle, it goes on by itself: the agent that started it may be gone for good.
+        ("Restart", text("on-failure")),
+        ("RestartUSec", Variant::from(PAUSE_MICROS)),
+        ("StartLimitIntervalUSec", Variant::from(START_LIMIT_MICROS)),
+        ("StartLimitBurst", Variant::from(START_LIMIT)),
     ];
+    if let Some(folder) = checkpoint::folder() {
+        let variable = format!("{}={}", checkpoint::VARIABLE, folder.display());
+        properties.push(("Environment", Variant::from(vec![variable])));
+    }
     systemd.reset_failed(APPLY_UNIT).await;
     match systemd.start_transient(APPLY_UNIT, &properties, START).await {
         Ok(job) if job.is_done() => Ok(()),
@@ -249,10 +287,19 @@ pub(crate) enum Settled {
 }
 
 /// Finishes whatever an earlier command left in the middle.
-pub(crate) async fn settle(systemd: &Systemd, state: &HostDir) -> Result<Settled, SwapError> {
+pub(crate) async fn settle(
+    root: &HostRoot,
+    systemd: &Systemd,
+    state: &HostDir,
+) -> Result<Settled, SwapError> {
     let Some(journal) = Journal::read(state)? else {
         return Ok(Settled::Clear);
     };
+    // Nothing was touched, and who wanted it is gone: what is wanted now may be something else.
+    if journal.step == Step::Planned && !systemd.is_active(APPLY_UNIT).await? {
+        Journal::close(root, state)?;
+        return Ok(Settled::Clear);
+    }
     tracing::info!(step = ?journal.step, "an open journal is finished first");
     let done = match &journal.outcome {
         Some(Outcome::Applied {
@@ -264,12 +311,12 @@ pub(crate) async fn settle(systemd: &Systemd, state: &HostDir) -> Result<Settled
         },
         Some(Outcome::Broken { .. }) => {
             // Somebody may have repaired it since: look again by going back once more.
-            roll_back(systemd, state, "containerd was not healthy").await?;
+            roll_back(root, systemd, state, "containerd was not healthy").await?;
             return Ok(Settled::Clear);
         }
-        _ => match run(systemd, state).await {
+        _ => match run(root, systemd, state).await {
             Ok(Swapped::Applied(done)) => done,
-            Ok(Swapped::Replan) | Err(SwapError::RolledBack { .. } | SwapError::Refused(_)) => {
+            Ok(Swapped::Replan) | Err(SwapError::RolledBack { .. } | SwapError::Refused { .. }) => {
                 return Ok(Settled::Clear);
             }
             Err(error) => return Err(error),
@@ -291,7 +338,7 @@ pub(crate) async fn settle_at_start(root: &Arc<HostRoot>) -> Result<(), SwapErro
         return Ok(());
     };
     match Journal::read(&state)? {
-        Some(journal) if journal.step != Step::Finished => {
+        Some(journal) if !matches!(journal.step, Step::Planned | Step::Finished) => {
             let systemd = Systemd::connect(root).await?;
             drive(&systemd, &state).await.map(drop)
         }

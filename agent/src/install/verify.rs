@@ -22,6 +22,7 @@ use super::image::{MODULE, ModuleImage};
 use super::layout::RUN_DIR;
 use super::sandboxes::{labels, remove_sandbox};
 use super::verdict::{Attempt, SANDBOX_IMAGE, again, judge, sandbox_failed};
+use crate::checkpoint::checkpoint;
 use crate::containerd::{Daemon, Served};
 use crate::failure::Reported;
 use crate::host::HostRoot;
@@ -112,6 +113,7 @@ pub(crate) async fn verify(
     };
     let result = bench.try_often().await;
     let mut images = daemon.images();
+    checkpoint("remove the module's image");
     let removed = images
         .remove_image(RemoveImageRequest {
             image: Some(spec(image.name())),
@@ -248,6 +250,7 @@ impl Bench<'_> {
         self.root.make_dir(&logs).map_err(setup)?;
         let sandbox = self.sandbox(&uid, &logs);
         let result = async {
+            checkpoint("run a sandbox");
             let started = self
                 .daemon
                 .runtime()
@@ -323,6 +326,7 @@ impl Bench<'_> {
             }),
             ..Default::default()
         };
+        checkpoint("create the module's container");
         let created = runtime
             .create_container(CreateContainerRequest {
                 pod_sandbox_id: sandbox_id.to_owned(),
@@ -332,6 +336,7 @@ impl Bench<'_> {
             .await
             .map_err(again("CreateContainer"))?;
         let container_id = created.into_inner().container_id;
+        checkpoint("start the module's container");
         runtime
             .start_container(StartContainerRequest {
                 container_id: container_id.clone(),
