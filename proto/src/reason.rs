@@ -24,6 +24,7 @@ impl FailureReason {
             | Self::RestartFailed
             | Self::VerificationFailed
             | Self::HandlerInUse
+            | Self::RestartUnsafe
             | Self::Busy
             | Self::Internal
             | Self::ImageNotFound

@@ -11,6 +11,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use testbed::deployment::{self, Options};
 use testbed::{Cluster, Progress, Spec};
 
+#[path = "end_to_end/crash.rs"]
+mod crash;
+#[path = "end_to_end/hand.rs"]
+mod hand;
 #[path = "end_to_end/prefetch.rs"]
 mod prefetch;
 #[path = "end_to_end/provision.rs"]
@@ -20,7 +24,6 @@ mod stage;
 
 use stage::Stage;
 
-const NAME: &str = "e2e";
 const NODES: &str = "worker-16=1.6,worker-17=1.7,worker-21=2.1,worker-24=2.4";
 
 type Scenario = fn(&Stage) -> anyhow::Result<()>;
@@ -67,6 +70,26 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         prefetch::a_restarted_coordinator_wakes_no_agent,
     ),
     (
+        "a_node_survives_the_death_of_the_agent_between_any_two_steps",
+        crash::a_node_survives_the_death_of_the_agent_between_any_two_steps,
+    ),
+    (
+        "a_node_survives_the_death_of_the_host_unit_between_any_two_steps",
+        crash::a_node_survives_the_death_of_the_host_unit_between_any_two_steps,
+    ),
+    (
+        "a_node_survives_the_death_of_containerd_between_any_two_steps",
+        crash::a_node_survives_the_death_of_containerd_between_any_two_steps,
+    ),
+    (
+        "a_node_survives_a_disk_that_is_full_at_any_write",
+        crash::a_node_survives_a_disk_that_is_full_at_any_write,
+    ),
+    (
+        "a_node_survives_a_power_cut_between_any_two_steps_of_the_host_unit",
+        crash::a_node_survives_a_power_cut_between_any_two_steps_of_the_host_unit,
+    ),
+    (
         "auto_provision_takes_every_node_but_one_at_a_time",
         provision::auto_provision_takes_every_node_but_one_at_a_time,
     ),
@@ -88,7 +111,7 @@ fn main() -> ExitCode {
     };
     let conclusion = libtest_mimic::run(&arguments, trials(Some(stage)));
     if std::env::var_os("TESTBED_KEEP").is_none()
-        && let Err(error) = Cluster::down(NAME)
+        && let Err(error) = Cluster::down(&name())
     {
         eprintln!("the cluster can't be taken down: {error:#}");
         return ExitCode::FAILURE;
@@ -111,9 +134,14 @@ fn trials(stage: Option<Arc<Stage>>) -> Vec<Trial> {
         .collect()
 }
 
+/// Of the cluster: another one for whoever runs the tests twice at a time on one machine.
+fn name() -> String {
+    std::env::var("TESTBED_NAME").unwrap_or_else(|_| "e2e".to_owned())
+}
+
 /// A fresh cluster with Quartermaster in it.
 fn set() -> anyhow::Result<Stage> {
-    let spec = Spec::parse(NAME, NODES)?;
+    let spec = Spec::parse(&name(), NODES)?;
     let keep = std::env::var_os("TESTBED_KEEP").is_some();
     let (cluster, product) = deployment::set(&spec, keep, &Progress::terminal())?;
     let stage = Stage { cluster, product };

@@ -4,7 +4,8 @@ use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::leases_client::LeasesClient;
 use containerd_client::services::v1::{
-    CreateImageRequest, CreateRequest, DeleteRequest, Image, WriteAction, WriteContentRequest,
+    CreateImageRequest, CreateRequest, DeleteImageRequest, DeleteRequest, Image, ListImagesRequest,
+    ListRequest, WriteAction, WriteContentRequest,
 };
 use containerd_client::types::Descriptor;
 use serde_json::json;
@@ -22,6 +23,7 @@ const REPOSITORY: &str = "quartermaster.internal/verify";
 /// The namespace in which CRI keeps its images.
 const NAMESPACE: &str = "k8s.io";
 const WASM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verify.wasm"));
+const LEASE: &str = "quartermaster-verify-";
 /// An image that nobody committed is collected by containerd after this many seconds.
 const LEASE_SECONDS: u64 = 300;
 
@@ -130,7 +132,7 @@ impl ModuleImage {
     }
 
     async fn lease(&self, channel: Channel) -> Result<String, Status> {
-        let id = format!("quartermaster-{}", uuid::Uuid::new_v4().simple());
+        let id = format!("{LEASE}{}", uuid::Uuid::new_v4().simple());
         let expires = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(LEASE_SECONDS as i64);
         let labels = [("containerd.io/gc.expire".to_owned(), format!("{expires:.0}"))];
         checkpoint("create a lease");
@@ -189,6 +191,34 @@ impl ModuleImage {
         match ImagesClient::new(channel).create(request).await {
             Err(status) if status.code() != Code::AlreadyExists => Err(status),
             _ => Ok(()),
+        }
+    }
+}
+
+/// Removes images and leases that an earlier verification left behind. What cannot be removed is left to the next.
+pub(crate) async fn sweep(channel: Channel) {
+    let mut images = ImagesClient::new(channel.clone());
+    let listed = images.list(scoped(ListImagesRequest::default())).await;
+    for image in listed.map(|list| list.into_inner().images).unwrap_or_default() {
+        if image.name.starts_with(REPOSITORY) {
+            checkpoint("remove an image");
+            let request = DeleteImageRequest {
+                name: image.name,
+                ..Default::default()
+            };
+            let _ = images.delete(scoped(request)).await;
+        }
+    }
+    let mut leases = LeasesClient::new(channel);
+    let listed = leases.list(scoped(ListRequest::default())).await;
+    for lease in listed.map(|list| list.into_inner().leases).unwrap_or_default() {
+        if lease.id.starts_with(LEASE) {
+            checkpoint("delete a lease");
+            let request = DeleteRequest {
+                id: lease.id,
+                sync: false,
+            };
+            let _ = leases.delete(scoped(request)).await;
         }
     }
 }

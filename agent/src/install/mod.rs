@@ -7,6 +7,7 @@ mod apply;
 mod boot_unit;
 mod command;
 mod detect;
+mod endangered;
 mod image;
 mod journal;
 mod kwasm;

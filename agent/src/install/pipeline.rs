@@ -7,7 +7,7 @@ use quartermaster_proto::v1::{FailureReason, Stage};
 use super::command::{CommandError, Done, Progress, Stop, at, lock, stage};
 use super::detect::{Detected, detect};
 use super::journal::{Base, Found, Journal, Kind, digest};
-use super::layout::INSTALL_DIR;
+use super::layout::{INSTALL_DIR, JOURNAL_SPARE};
 use super::lock::Lock;
 use super::payload::{Payload, PayloadError, Placed};
 use super::planning::{diff, plan_with, record, summarise};
@@ -15,7 +15,7 @@ use super::record::Installed;
 use super::rehearsal::{self, RehearsalError, Script, rehearse};
 use super::swap::{self, Applied, Settled, SwapError, Swapped};
 use super::verify::VerifyError;
-use super::{Rehearsed, Target, handler, sandboxes, verify};
+use super::{Rehearsed, Target, endangered, handler, sandboxes, verify};
 use crate::config::{ConfigEdit, ConfigFacts, Plan, kwasm_binary};
 use crate::containerd::{Difference, Expected};
 use crate::failure::Failure;
@@ -106,6 +106,9 @@ impl Installation<'_> {
             let record = held.as_ref().and_then(|(state, _)| record(state));
             let planned = stage(self.progress, Stage::Plan, async {
                 let planned = plan_with(&detected, record.as_ref()).map_err(at(Stage::Plan))?;
+                if matches!(planned, Plan::Edit(_)) {
+                    restartable(&detected, Stage::Plan).await?;
+                }
                 let summary = summarise(&planned, &detected);
                 Ok((planned, summary))
             })
@@ -144,6 +147,8 @@ impl Installation<'_> {
                 });
             }
             let applied = stage(self.progress, Stage::Swap, async {
+                // Once more: payload and rehearsal take a while, and pods come and go.
+                restartable(&detected, Stage::Swap).await?;
                 let applied = self.swap(&detected, &edit, state).await;
                 let applied = applied.map_err(at(Stage::Swap)).map_err(rolled_back)?;
                 let summary = match &applied {
@@ -350,6 +355,13 @@ impl Installation<'_> {
     }
 }
 
+/// Refuses where a restart of containerd would end pods.
+pub(crate) async fn restartable(detected: &Detected, stage: Stage) -> Result<(), Failure> {
+    endangered::check(&detected.daemon, detected.config.containerd)
+        .await
+        .map_err(at(stage))
+}
+
 /// A digest of all that the daemon reads.
 fn read_by(config: &ConfigFacts) -> Option<String> {
     let imports = config.imports.iter().map(|import| import.bytes.as_slice());
@@ -405,7 +417,14 @@ fn commit(
             verified: true,
             kwasm: kwasm(state, old.as_deref()),
         };
-        installed.write(state, base.as_deref(), edited.as_deref())?;
+        match installed.write(state, base.as_deref(), edited.as_deref()) {
+            // The swap holds and is proven: what was set aside for the journal's words is enough for the record.
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                state.remove(JOURNAL_SPARE)?;
+                installed.write(state, base.as_deref(), edited.as_deref())?;
+            }
+            written => written?,
+        }
         return Journal::close(root, state);
     }
     let mut installed = Installed::read(state)?.unwrap_or_else(|| Installed {

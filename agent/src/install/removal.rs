@@ -12,6 +12,7 @@ use super::journal::{Journal, Kind};
 use super::kwasm;
 use super::layout::{INSTALL_DIR, RUN_DIR};
 use super::lock::Lock;
+use super::pipeline::restartable;
 use super::planning::{diff, record};
 use super::record::Installed;
 use super::rehearsal::{self, Script, rehearse};
@@ -118,6 +119,7 @@ pub async fn uninstall(
             Undo::Delete => None,
             Undo::Rewrite(bytes) => Some(bytes),
         };
+        restartable(&detected, Stage::Plan).await?;
         stage(progress, Stage::Rehearse, async {
             let script = Script {
                 candidate: after.as_deref(),
@@ -138,6 +140,7 @@ pub async fn uninstall(
             return Ok(done);
         }
         let applied = stage(progress, Stage::Swap, async {
+            restartable(&detected, Stage::Swap).await?;
             let applied = swap_back(
                 target,
                 &detected,

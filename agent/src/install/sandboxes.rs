@@ -7,6 +7,7 @@ use k8s_cri::v1::{
 };
 use tonic::Status;
 
+use super::image;
 use super::layout::RUN_DIR;
 use crate::checkpoint::checkpoint;
 use crate::containerd::Daemon;
@@ -15,7 +16,7 @@ use crate::host::HostRoot;
 /// The label of everything that a verification makes.
 const LABEL: &str = "quartermaster.internal/verify";
 
-/// Removes sandboxes and scratch folders that an earlier verification left behind.
+/// Removes sandboxes, images, leases and scratch folders that an earlier verification left behind.
 pub(crate) async fn sweep(root: &HostRoot, daemon: &Daemon) {
     let filter = PodSandboxFilter {
         label_selector: labels(),
@@ -28,6 +29,7 @@ pub(crate) async fn sweep(root: &HostRoot, daemon: &Daemon) {
     for sandbox in listed.map(|list| list.into_inner().items).unwrap_or_default() {
         remove_sandbox(daemon, &sandbox.id).await;
     }
+    image::sweep(daemon.channel()).await;
     if let Ok(run) = root.dir(RUN_DIR) {
         for name in root.list(RUN_DIR).unwrap_or_default() {
             if name.starts_with("v-") {

@@ -86,6 +86,7 @@ pub(super) fn code_of(failure: &Failure) -> u8 {
         | FailureReason::UnsupportedConfiguration
         | FailureReason::HandlerConflict
         | FailureReason::HandlerInUse
+        | FailureReason::RestartUnsafe
         | FailureReason::Busy => REFUSED,
         _ => ERROR,
     }
