@@ -5,10 +5,57 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 error, 2 usage, 3 refused, 4 nothing to do, 5 rolled back.";
+
+const LONG: &str = "\
+On one node, as root, without a cluster:
+  quartermaster-agent plan                       what would change; touches nothing
+  quartermaster-agent install --payload FOLDER   makes the change, proves it, or puts everything back
+  quartermaster-agent status                     what is installed, and who uses it
+  quartermaster-agent uninstall                  takes it out, byte for byte
+
+A copy stays on the node, so that it can be put back when nothing else is left:
+  /opt/quartermaster/current/bin/quartermaster-agent uninstall
+
+Exit codes:
+  0  done
+  1  an error; the message says what failed and what the node is now
+  2  usage
+  3  refused: nothing was touched, the message says why and what to do
+  4  nothing to do: it is so already
+  5  rolled back: something failed after the change, and the node is as it was
+
+Set NO_COLOR to have no colours. Where the output is no terminal, plain lines are printed; --json is for programs.";
+
+const INSTALL: &str = "\
+The stages:
+  detect    what runs here: system, containerd, its unit, its configuration
+  plan      which lines to add; every other byte of the file stays
+  payload   crun, WasmEdge and every library they need, into /opt/quartermaster/VERSION
+  rehearse  the node's own containerd is booted on the changed file, in a sandbox, and compared
+  swap      the file is replaced and containerd restarted, by a unit of the host that outlives this program
+  verify    a Wasm module has to run through the handler
+  commit    what was done is written down for `uninstall`
+
+Running pods keep running. Interrupted at any point, the node ends wholly old or wholly new; `status` tells, and
+`install` or `uninstall` goes on from there.
+
+The payload is in the agent's image, under /payload:
+  ctr images mount IMAGE /mnt && /mnt/quartermaster-agent install --payload /mnt/payload
+
+Exit codes: 0 done, 1 error, 2 usage, 3 refused, 4 nothing to do, 5 rolled back.";
+
+const UNINSTALL: &str = "\
+Pods that use the handler are named, and nothing is done while there are any; --force ends them.
+The configuration becomes byte for byte what it was, if nobody else has changed it since. If somebody has, only what
+`install` added goes. At the end nothing of Quartermaster is on the node.
+
+Exit codes: 0 done, 1 error, 2 usage, 3 refused, 4 nothing to do, 5 rolled back.";
+
 /// Makes a node able to run WebAssembly, and brings images onto it.
 #[derive(Debug, Parser)]
 #[command(name = "quartermaster-agent", version, max_term_width = 100)]
-#[command(after_help = "Exit codes: 0 done, 1 error, 2 usage, 3 refused, 4 nothing to do, 5 rolled back.")]
+#[command(after_help = EXIT_CODES, after_long_help = LONG)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -34,6 +81,7 @@ pub enum Command {
     ///
     /// Rehearses the change on a containerd of its own first, swaps the file and restarts containerd under systemd,
     /// runs a Wasm module through the handler, and puts everything back if any of it fails.
+    #[command(after_long_help = INSTALL)]
     Install {
         /// Where the host is.
         #[command(flatten)]
@@ -41,8 +89,12 @@ pub enum Command {
         /// Stop before anything that disturbs the node: payload and rehearsal only
         #[arg(long)]
         prepare_only: bool,
+        /// Print JSON: one object a line, the last one with the outcome
+        #[arg(long)]
+        json: bool,
     },
     /// Take out what `install` put in
+    #[command(after_long_help = UNINSTALL)]
     Uninstall {
         /// Where the host is.
         #[command(flatten)]
@@ -50,6 +102,9 @@ pub enum Command {
         /// End pods that use the handler instead of refusing
         #[arg(long)]
         force: bool,
+        /// Print JSON: one object a line, the last one with the outcome
+        #[arg(long)]
+        json: bool,
     },
     /// Show what is installed on this node
     Status {

@@ -32,8 +32,12 @@ use tracing_subscriber::EnvFilter;
 pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Plan { host, json } => person::plan(&host, json).await,
-        Command::Install { host, prepare_only } => person::install(&host, prepare_only).await,
-        Command::Uninstall { host, force } => person::uninstall(&host, force).await,
+        Command::Install {
+            host,
+            prepare_only,
+            json,
+        } => person::install(&host, prepare_only, json).await,
+        Command::Uninstall { host, force, json } => person::uninstall(&host, force, json).await,
         Command::Status { host, json } => person::status(&host, json).await,
         Command::Pull {
             host,

@@ -207,6 +207,29 @@ impl Journal {
         }
     }
 
+    /// How far it is, for a person.
+    pub(crate) fn words(&self) -> String {
+        let what = match self.kind {
+            Kind::Install => "of an installation",
+            Kind::Remove => "of a removal",
+        };
+        match (&self.step, &self.outcome) {
+            (Step::Planned, _) => format!("{what}: planned, nothing was touched"),
+            (Step::Swapping, _) => format!("{what}: the file is being replaced"),
+            (Step::Restarting, _) => format!("{what}: containerd is being restarted"),
+            (Step::RollBackOrdered { why } | Step::RollingBack { why, .. }, _) => {
+                format!("{what}: the old file is being put back ({why})")
+            }
+            (Step::Finished, Some(Outcome::Applied { .. })) => {
+                format!("{what}: the new configuration is served, and is not verified yet")
+            }
+            (Step::Finished, Some(Outcome::Broken { why, .. })) => {
+                format!("{what}: containerd is not healthy ({why})")
+            }
+            (Step::Finished, _) => format!("{what}: the old configuration is in place"),
+        }
+    }
+
     /// What the configuration is now.
     pub(crate) fn find(&self, root: &HostRoot) -> io::Result<Found> {
         let now = digest(read_config(root, &self.config_path)?.as_deref());

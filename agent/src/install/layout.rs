@@ -8,6 +8,8 @@ pub(crate) const CURRENT: &str = "current";
 pub const HANDLER_BINARY: &str = "/opt/quartermaster/current/bin/crun";
 /// The agent's copy, which runs the swap on the host and can put a node back without a cluster.
 pub(crate) const AGENT_BINARY: &str = "/opt/quartermaster/current/bin/quartermaster-agent";
+/// The state folder's name in the install folder.
+pub(crate) const STATE: &str = "state";
 /// Journal, backups and locks.
 pub(crate) const STATE_DIR: &str = "/opt/quartermaster/state";
 /// The open journal, in the state folder.

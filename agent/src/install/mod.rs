@@ -42,6 +42,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use crate::config::Handler;
+use crate::containerd::Daemon;
 use crate::host::HostRoot;
 
 /// What a command works on.
@@ -84,6 +85,18 @@ impl Target {
             *last = Some(change);
         }
     }
+}
+
+/// `namespace/name` of the pods that use a handler, as far as containerd tells.
+pub(crate) async fn pods_using(daemon: &Daemon, handler: &str) -> Vec<String> {
+    let users = sandboxes::users(daemon, handler).await.unwrap_or_default();
+    users.into_iter().map(|user| user.pod).collect()
+}
+
+/// How far a swap is whose journal is open, in words.
+pub(crate) fn open_swap(root: &HostRoot) -> Option<String> {
+    let state = root.dir(layout::STATE_DIR).ok()?;
+    Some(journal::Journal::read(&state).ok()??.words())
 }
 
 /// The handler that is installed.

@@ -8,13 +8,14 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
 
 use quartermaster_proto::v1::FailureReason;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use super::layout::{CURRENT, INSTALL_DIR};
-use super::sums::{Entry, hex, parse};
+use super::layout::{CURRENT, INSTALL_DIR, STATE};
+use super::sums::{Entry, hex, parse, unhex};
 use crate::checkpoint::checkpoint;
 use crate::failure::Reported;
 use crate::host::{HostDir, HostRoot};
@@ -25,6 +26,8 @@ const AGENT: &str = "bin/quartermaster-agent";
 const MAX_SUMS: u64 = 1024 * 1024;
 const BUFFER: usize = 1024 * 1024;
 const THREADS: usize = 4;
+/// Between the clocks of containerd and of the file system.
+const LEEWAY: Duration = Duration::from_secs(2);
 
 /// Why the payload is not in its place.
 #[derive(Debug, Error)]
@@ -73,6 +76,8 @@ impl Reported for PayloadError {
 pub(crate) struct Payload {
     folder: PathBuf,
     files: Vec<Entry>,
+    /// The list as it was read.
+    sums: String,
     version: String,
     digest: String,
 }
@@ -103,6 +108,7 @@ impl Payload {
         Ok(Self {
             folder: folder.to_path_buf(),
             files,
+            sums: text,
             version: format!("{}-{}", env!("CARGO_PKG_VERSION"), &digest[..12]),
             digest,
         })
@@ -128,17 +134,23 @@ impl Payload {
         })
     }
 
+    /// Whether the version is there to the last byte: a disk may have lost or altered some of it since.
     fn is_whole(&self, install: &HostDir) -> bool {
         let there = install.path(&self.version);
         let marked =
             fs::read_to_string(there.join(COMPLETE)).is_ok_and(|digest| digest.trim() == self.digest);
+        let holds = |path: &str, start: &str, wanted: &[u8]| {
+            let mut digest = Sha256::new_with_prefix(start);
+            File::open(there.join(path))
+                .and_then(|mut file| io::copy(&mut file, &mut digest))
+                .is_ok_and(|_| digest.finalize()[..] == *wanted)
+        };
         marked
-            && there.join(AGENT).is_file()
-            && self.files.iter().all(|entry| {
-                let size = |path: PathBuf| fs::metadata(path).map(|meta| meta.len()).ok();
-                size(there.join(&entry.path))
-                    .is_some_and(|found| size(self.folder.join(&entry.path)) == Some(found))
-            })
+            && self
+                .files
+                .iter()
+                .all(|entry| holds(&entry.path, "", &entry.sha256))
+            && unhex(&self.digest).is_some_and(|digest| holds(AGENT, &self.sums, &digest))
     }
 
     fn copy(&self, install: &HostDir) -> Result<u64, PayloadError> {
@@ -251,6 +263,30 @@ impl Payload {
     }
 }
 
+/// Removes versions that are not the current one, and what a copy that was killed left. `oldest` is when the oldest
+/// pod that uses the handler was made: one made before the link was moved may still map files of an older version, as
+/// a module's process does for all its life. Gives how many versions went.
+pub(crate) fn forget_old(root: &HostRoot, oldest: Option<SystemTime>) -> io::Result<usize> {
+    let install = root.dir(INSTALL_DIR)?;
+    let link = install.path(CURRENT);
+    let current = fs::read_link(&link)?;
+    let moved = fs::symlink_metadata(&link)?.modified()?;
+    let in_use = oldest.is_some_and(|oldest| oldest < moved + LEEWAY);
+    let mut gone = 0;
+    for name in root.list(INSTALL_DIR)? {
+        let is_version = fs::symlink_metadata(install.path(&name)).is_ok_and(|meta| meta.is_dir());
+        if !is_version || name == STATE || Path::new(&name) == current {
+            continue;
+        }
+        let is_rest = name.starts_with('.');
+        if is_rest || !in_use {
+            install.remove_tree(&name)?;
+            gone += usize::from(!is_rest);
+        }
+    }
+    Ok(gone)
+}
+
 /// Copies one file, hashing the bytes that are written, and syncs it.
 fn copy_checked(
     from: &Path,
@@ -350,6 +386,48 @@ mod tests {
             "{error}"
         );
         assert_eq!(root.list(INSTALL_DIR).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_altered_version_is_copied_again() {
+        let source = payload(&[("bin/crun", b"crun"), ("lib/libx.so", b"x")]);
+        let (dir, root) = host();
+        let payload = Payload::open(source.path()).unwrap();
+        payload.place(&root).unwrap();
+        let current = dir.path().join("opt/quartermaster/current");
+        // Of the same length: only its digest tells.
+        fs::write(current.join("lib/libx.so"), b"y").unwrap();
+        assert!(payload.place(&root).unwrap().copied > 0);
+        assert_eq!(fs::read(current.join("lib/libx.so")).unwrap(), b"x");
+        let mut agent = fs::read(current.join(AGENT)).unwrap();
+        agent[100] ^= 1;
+        fs::write(current.join(AGENT), &agent).unwrap();
+        assert!(payload.place(&root).unwrap().copied > 0);
+        assert_ne!(fs::read(current.join(AGENT)).unwrap(), agent);
+    }
+
+    #[test]
+    fn old_versions_stay_while_a_pod_may_use_one_and_go_after() {
+        let source = payload(&[("bin/crun", b"old")]);
+        let (_dir, root) = host();
+        let old = Payload::open(source.path()).unwrap().place(&root).unwrap();
+        let source = payload(&[("bin/crun", b"new")]);
+        let new = Payload::open(source.path()).unwrap().place(&root).unwrap();
+        assert_ne!(old.version, new.version);
+        root.make_dir("/opt/quartermaster/.left.new").unwrap();
+        root.make_dir("/opt/quartermaster/state").unwrap();
+        let now = SystemTime::now();
+        let before = now - Duration::from_secs(3600);
+        assert_eq!(forget_old(&root, Some(before)).unwrap(), 0);
+        let mut all = [old.version.as_str(), &new.version, CURRENT, "state"];
+        all.sort_unstable();
+        assert_eq!(root.list(INSTALL_DIR).unwrap(), all);
+        let later = now + Duration::from_secs(3600);
+        assert_eq!(forget_old(&root, Some(later)).unwrap(), 1);
+        let mut rest = [new.version.as_str(), CURRENT, "state"];
+        rest.sort_unstable();
+        assert_eq!(root.list(INSTALL_DIR).unwrap(), rest);
+        assert_eq!(forget_old(&root, None).unwrap(), 0);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::detect::{Detected, detect};
 use super::journal::{Base, Found, Journal, Kind, digest};
 use super::layout::{INSTALL_DIR, JOURNAL_SPARE};
 use super::lock::Lock;
-use super::payload::{Payload, PayloadError, Placed};
+use super::payload::{Payload, PayloadError, Placed, forget_old};
 use super::planning::{diff, plan_with, record, summarise};
 use super::record::Installed;
 use super::rehearsal::{self, RehearsalError, Script, rehearse};
@@ -213,9 +213,25 @@ impl Installation<'_> {
         stage(self.progress, Stage::Commit, async {
             commit(&self.target.root, state, detected, journal)
                 .map_err(|error| Failure::at(Stage::Commit, &CommandError::from(error)))?;
-            Ok(((), "recorded".to_owned()))
+            let mut summary = "recorded".to_owned();
+            if self.forget_old(detected).await > 0 {
+                summary.push_str("; an older version that nobody uses any more is gone");
+            }
+            Ok(((), summary))
         })
         .await
+    }
+
+    /// Older versions that cannot be removed now are removed another time.
+    async fn forget_old(&self, detected: &Detected) -> usize {
+        let Ok(users) = sandboxes::users(&detected.daemon, &handler().name).await else {
+            return 0;
+        };
+        let oldest = users.iter().map(|user| user.created).min();
+        forget_old(&self.target.root, oldest).unwrap_or_else(|error| {
+            tracing::warn!(%error, "an older version of the payload could not be removed");
+            0
+        })
     }
 
     async fn place(&self) -> Result<Placed, Failure> {

@@ -301,6 +301,7 @@ mod tests {
             .map(|n| User {
                 pod: format!("default/pod-{n}"),
                 sandbox: String::new(),
+                created: std::time::SystemTime::UNIX_EPOCH,
             })
             .collect();
         let failure = in_use(&users);

@@ -1,6 +1,7 @@
 //! Sandboxes of containerd, as far as they concern us: who uses the handler, and what verifications left behind.
 
 use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
 
 use k8s_cri::v1::{
     ListPodSandboxRequest, PodSandboxFilter, PodSandboxState, RemovePodSandboxRequest, StopPodSandboxRequest,
@@ -46,6 +47,8 @@ pub(crate) struct User {
     pub(crate) pod: String,
     /// Of its sandbox.
     pub(crate) sandbox: String,
+    /// When its sandbox was made.
+    pub(crate) created: SystemTime,
 }
 
 /// Pods whose sandbox runs under `handler`, our own verifications left out.
@@ -68,6 +71,8 @@ pub(crate) async fn users(daemon: &Daemon, handler: &str) -> Result<Vec<User>, S
             User {
                 pod: format!("{}/{}", metadata.namespace, metadata.name),
                 sandbox: sandbox.id,
+                created: SystemTime::UNIX_EPOCH
+                    + Duration::from_nanos(u64::try_from(sandbox.created_at).unwrap_or_default()),
             }
         })
         .collect();

@@ -5,6 +5,7 @@ mod output;
 mod plan;
 mod pull;
 mod status;
+mod voice;
 
 use std::sync::Arc;
 

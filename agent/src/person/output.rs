@@ -2,13 +2,11 @@
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use quartermaster_proto::v1::FailureReason;
 
 use crate::failure::Failure;
-use crate::install::{Event, Progress};
 
 /// Exit codes.
 pub(super) const ERROR: u8 = 1;
@@ -25,6 +23,17 @@ impl Paint {
         Self(std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none())
     }
 
+    /// Without colours.
+    #[cfg(test)]
+    pub(super) fn plain() -> Self {
+        Self(false)
+    }
+
+    /// Whether somebody sees them.
+    pub(super) fn is_seen(self) -> bool {
+        self.0
+    }
+
     fn with(self, code: &str, text: &str) -> String {
         if self.0 {
             format!("\x1b[{code}m{text}\x1b[0m")
@@ -35,6 +44,10 @@ impl Paint {
 
     pub(super) fn good(self, text: &str) -> String {
         self.with("32", text)
+    }
+
+    pub(super) fn warn(self, text: &str) -> String {
+        self.with("33", text)
     }
 
     pub(super) fn bad(self, text: &str) -> String {
@@ -60,19 +73,6 @@ impl Paint {
 pub(super) fn say(text: &str) {
     // A reader that is gone (`| head`) is no reason to stop in the middle of a change.
     let _ = writeln!(std::io::stdout(), "{text}");
-}
-
-pub(super) fn progress(paint: Paint) -> Progress {
-    Arc::new(move |event| {
-        if let Event::Finished { stage, took, summary } = event {
-            say(&format!(
-                "{} {:<9}{} {summary}",
-                paint.good("✓"),
-                stage.word(),
-                paint.dim(&format!("{:>8}", milliseconds(took)))
-            ));
-        }
-    })
 }
 
 pub(super) fn milliseconds(took: Duration) -> String {
