@@ -72,7 +72,10 @@ pub(crate) async fn status(host: &Host, as_json: bool) -> anyhow::Result<ExitCod
     row("pods", &pods.join(", "));
     if let Some(step) = open {
         row("open swap", &paint.warn(&step));
-        row("", "Nothing runs? `install` goes on with it, `uninstall` takes it back.");
+        row(
+            "",
+            "Nothing runs? `install` goes on with it, `uninstall` takes it back.",
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -263,17 +263,29 @@ mod tests {
         };
         let line = end_json(Purpose::Install, &Ok(done), false);
         assert_eq!(line["outcome"], "installed");
-        assert_eq!((&line["exitCode"], &line["socketGapMilliseconds"]), (&json!(0), &json!(79)));
+        assert_eq!(
+            (&line["exitCode"], &line["socketGapMilliseconds"]),
+            (&json!(0), &json!(79))
+        );
         let line = end_json(Purpose::Uninstall, &Ok(Done::default()), true);
-        assert_eq!((&line["outcome"], &line["exitCode"]), (&json!("nothingToDo"), &json!(4)));
+        assert_eq!(
+            (&line["outcome"], &line["exitCode"]),
+            (&json!("nothingToDo"), &json!(4))
+        );
         for (reason, rolled_back, outcome, code) in [
             (FailureReason::RestartUnsafe, false, "refused", 3),
             (FailureReason::RestartFailed, true, "rolledBack", 5),
             (FailureReason::PayloadFailed, false, "failed", 1),
         ] {
             let line = end_json(Purpose::Install, &failure(reason, rolled_back), false);
-            assert_eq!((&line["outcome"], &line["exitCode"]), (&json!(outcome), &json!(code)));
-            assert_eq!((&line["stage"], &line["pods"][0]), (&json!("swap"), &json!("default/a")));
+            assert_eq!(
+                (&line["outcome"], &line["exitCode"]),
+                (&json!(outcome), &json!(code))
+            );
+            assert_eq!(
+                (&line["stage"], &line["pods"][0]),
+                (&json!("swap"), &json!("default/a"))
+            );
         }
     }
 
