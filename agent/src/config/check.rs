@@ -41,7 +41,7 @@ impl Refusing<'_> {
     }
 }
 
-/// The text of a file that containerd can read and that is the place to write to.
+/// The text of a file that containerd can read.
 pub(super) fn readable<'a>(
     bytes: &'a [u8],
     facts: &ConfigFacts,
@@ -63,6 +63,14 @@ pub(super) fn readable<'a>(
             "Save the file without a byte order mark, then try again.",
         ));
     }
+    Ok(text)
+}
+
+/// Whether the file is the one to write to, and not made from another.
+pub(super) fn check_whose(bytes: &[u8], refusing: &Refusing<'_>) -> Result<(), Refusal> {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return Ok(());
+    };
     for (number, line) in text.lines().enumerate().take_while(|(_, line)| {
         let line = line.trim();
         line.is_empty() || line.starts_with('#')
@@ -86,7 +94,7 @@ pub(super) fn readable<'a>(
             ));
         }
     }
-    Ok(text)
+    Ok(())
 }
 
 /// The refusal of a text that is no TOML.

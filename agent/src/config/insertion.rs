@@ -13,6 +13,10 @@ use super::facts::Family;
 pub(crate) const NOTE: &str =
     "# Added by quartermaster-agent; `quartermaster-agent uninstall` takes it out again.";
 
+/// The first line of the `runc` that is written down for containerd 1.x.
+pub(crate) const RUNC_NOTE: &str =
+    "# containerd 1.x has this entry by itself only while no other is written down.";
+
 /// The runtime type of every entry that we write.
 pub(crate) const RUNTIME_TYPE: &str = "io.containerd.runc.v2";
 /// Annotations that containerd hands down to crun: with one of them crun runs a module instead of a binary.
@@ -138,7 +142,7 @@ fn deepest<'a>(mut table: &'a InlineTable, path: &[&str], mut depth: usize) -> (
 
 /// Header tables for our handler, each line ended by `newline`.
 pub(crate) fn handler_tables(family: Family, handler: &Handler, copied: &Copied, newline: &str) -> String {
-    let header = header(family, &handler.name);
+    let header = handler_header(family, &handler.name);
     let mut lines = vec![
         NOTE.to_owned(),
         format!("[{header}]"),
@@ -158,8 +162,8 @@ pub(crate) fn handler_tables(family: Family, handler: &Handler, copied: &Copied,
 pub(crate) fn runc_table(family: Family, newline: &str) -> String {
     join(
         &[
-            "# containerd 1.x has this entry by itself only while no other is written down.".to_owned(),
-            format!("[{}]", header(family, "runc")),
+            RUNC_NOTE.to_owned(),
+            format!("[{}]", runc_header(family)),
             format!("  runtime_type = \"{RUNTIME_TYPE}\""),
         ],
         newline,
@@ -205,7 +209,13 @@ pub(crate) fn newline_of(text: &str) -> &'static str {
     }
 }
 
-fn header(family: Family, name: &str) -> String {
+/// What stands between the brackets above the `runc` that is written down.
+pub(crate) fn runc_header(family: Family) -> String {
+    handler_header(family, "runc")
+}
+
+/// What stands between the brackets above a runtime's table.
+pub(crate) fn handler_header(family: Family, name: &str) -> String {
     let mut keys: Vec<String> = family.runtimes().iter().map(|key| bare_or_quoted(key)).collect();
     keys.push(bare_or_quoted(name));
     keys.join(".")

@@ -4,6 +4,7 @@
 //! Everything here is pure. It knows nothing of a running daemon, of systemd or of where files lie on a host;
 //! it gets bytes and gives bytes, or a refusal in an operator's words.
 
+mod block;
 mod check;
 mod default_runtime;
 mod existing;
@@ -15,6 +16,7 @@ mod refusal;
 mod rehearsable;
 mod tree;
 mod undo;
+mod written;
 
 pub use existing::kwasm_binary;
 pub use facts::{ConfigFacts, Family, ImportedFile, Version};
@@ -23,6 +25,7 @@ pub use plan::{Adoption, ConfigEdit, Plan, plan};
 pub use refusal::{Refusal, RefusalKind};
 pub use rehearsable::rehearsable;
 pub use undo::{EditRecord, Undo, UndoError, undo};
+pub use written::{Written, plan_written, undo_written};
 
 pub(crate) use facts::imports_of;
 
@@ -32,3 +35,5 @@ mod plan_tests;
 mod property_tests;
 #[cfg(test)]
 mod undo_tests;
+#[cfg(test)]
+mod written_tests;

@@ -3,7 +3,7 @@
 use toml_edit::Document;
 
 use super::check::{
-    Refusing, check_enabled, check_imports, header_version, imported, not_toml, readable, words,
+    Refusing, check_enabled, check_imports, check_whose, header_version, imported, not_toml, readable, words,
 };
 use super::default_runtime::{check_default_runtime, copied, family};
 use super::existing::{Existing, existing};
@@ -38,6 +38,8 @@ pub struct Adoption {
 /// A change of the configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigEdit {
+    /// The file that is changed, as a path on the host.
+    pub path: String,
     /// The file as it was; `None` when there was none.
     pub before: Option<Vec<u8>>,
     /// The file without any entry of ours: what removal brings back. It differs from `before` where an outdated
@@ -49,6 +51,8 @@ pub struct ConfigEdit {
     pub pieces: Vec<Piece>,
     /// The ids that the text uses.
     pub family: Family,
+    /// The file as containerd will read it; `None` where that is not known before its maker has made it.
+    pub read: Option<Vec<u8>>,
 }
 
 /// Decides how `handler` gets into the configuration.
@@ -56,6 +60,14 @@ pub struct ConfigEdit {
 /// # Errors
 /// A [`Refusal`] when an edit could not be right by construction; nothing has been touched then.
 pub fn plan(facts: &ConfigFacts, handler: &Handler) -> Result<Plan, Refusal> {
+    if let Some(bytes) = &facts.file {
+        check_whose(bytes, &Refusing { path: &facts.path })?;
+    }
+    plan_generated(facts, handler)
+}
+
+/// Like [`plan`], also for a file that is generated, for who writes to what it is generated from.
+pub(super) fn plan_generated(facts: &ConfigFacts, handler: &Handler) -> Result<Plan, Refusal> {
     let refusing = Refusing { path: &facts.path };
     let Some(bytes) = &facts.file else {
         return Ok(Plan::Edit(new_file(facts, handler)));
@@ -149,12 +161,15 @@ fn new_file(facts: &ConfigFacts, handler: &Handler) -> ConfigEdit {
         kind: PieceKind::Handler,
         text: format!("\n{}", insertion::handler_tables(family, handler, &copied, "\n")),
     });
+    let after: Vec<u8> = pieces.iter().flat_map(|piece| piece.text.bytes()).collect();
     ConfigEdit {
+        path: facts.path.clone(),
         before: None,
         base: None,
-        after: pieces.iter().flat_map(|piece| piece.text.bytes()).collect(),
+        after: after.clone(),
         pieces,
         family,
+        read: Some(after),
     }
 }
 
@@ -215,6 +230,8 @@ fn insert(
     }
     after.extend_from_slice(&text.as_bytes()[at..]);
     Ok(ConfigEdit {
+        path: facts.path.clone(),
+        read: Some(after.clone()),
         before: Some(bytes.to_vec()),
         base: Some(text.into_bytes()),
         after,

@@ -6,8 +6,10 @@ mod channel;
 mod comparison;
 mod served;
 mod settings;
+mod site;
 
 pub use channel::{Daemon, DaemonError};
 pub use comparison::{Difference, Expected, compare};
 pub use served::{RuntimeOptions, Served};
 pub use settings::{DEFAULT_CONFIG, DaemonSettings, SettingsError, read_settings};
+pub use site::{Site, data_dir};

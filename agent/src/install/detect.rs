@@ -5,18 +5,27 @@ use std::sync::Arc;
 use quartermaster_proto::v1::FailureReason;
 use thiserror::Error;
 
-use crate::config::{ConfigFacts, Version};
-use crate::containerd::{Daemon, DaemonError, Served, SettingsError, read_settings};
+use super::HANDLER_BINARY;
+use super::layout::handler_binary;
+use crate::config::{ConfigFacts, Version, Written};
+use crate::containerd::{
+    Daemon, DaemonError, DaemonSettings, Served, SettingsError, Site, data_dir, read_settings,
+};
 use crate::failure::Reported;
 use crate::host::{
-    CONTAINERD_UNIT, HostRefusal, HostRoot, ServiceFacts, Systemd, SystemdError, judge, read_facts,
+    Distribution, HostFacts, HostRefusal, HostRoot, Overrides, Recognised, ServiceFacts, Systemd,
+    SystemdError, judge, read_facts, recognised,
 };
 
 /// What was found.
 #[derive(Debug)]
 pub struct Detected {
-    /// PRETTY_NAME of the host.
-    pub os: String,
+    /// What kind of node it is, its unit, and where its programs may lie.
+    pub host: Recognised,
+    /// Path of the containerd program on the host.
+    pub binary: String,
+    /// The file that an edit goes to.
+    pub written: Written,
     /// containerd's version as it says it.
     pub version: String,
     /// The unit that runs containerd.
@@ -44,12 +53,28 @@ pub enum DetectError {
     Systemd(#[from] SystemdError),
     /// A restart would end running containers.
     #[error(
-        "containerd.service has KillMode={0}: a restart would kill the shims and with them every running container"
+        "{unit} has KillMode={mode}: a restart would kill the shims and with them every running container"
     )]
-    KillMode(String),
+    KillMode {
+        /// The unit.
+        unit: String,
+        /// Its `KillMode`.
+        mode: String,
+    },
     /// A unit whose program is not containerd.
-    #[error("containerd.service runs {0:?}, which is not containerd")]
-    NotContainerd(String),
+    #[error("{unit} runs {program:?}, which is not containerd")]
+    NotContainerd {
+        /// The unit.
+        unit: String,
+        /// The program in its `ExecStart`.
+        program: String,
+    },
+    /// A configuration in the system's image.
+    #[error("containerd reads {0}, which lies in the system's read-only image")]
+    InImage(String),
+    /// A prefix that this agent cannot install to.
+    #[error("programs run on this host only below {0}, where this agent does not install")]
+    Prefix(String),
     /// The daemon's files cannot be read.
     #[error(transparent)]
     Settings(#[from] SettingsError),
@@ -70,8 +95,10 @@ impl Reported for DetectError {
             // It may be on its way up: worth another try, unlike what a host is.
             Self::Host(HostRefusal::NoContainerd) => FailureReason::ContainerdUnreachable,
             Self::Host(_)
-            | Self::KillMode(_)
-            | Self::NotContainerd(_)
+            | Self::KillMode { .. }
+            | Self::NotContainerd { .. }
+            | Self::InImage(_)
+            | Self::Prefix(_)
             | Self::Version(_)
             | Self::TooOld(_)
             | Self::Daemon(DaemonError::NoCri { .. }) => FailureReason::UnsupportedHost,
@@ -83,9 +110,11 @@ impl Reported for DetectError {
     fn remedy(&self) -> String {
         match self {
             Self::Host(refusal) => refusal.remedy(),
-            Self::KillMode(_) => "Set KillMode=process in the unit, as containerd's own unit file has it, `systemctl daemon-reload`, then try again.".into(),
-            Self::NotContainerd(_) | Self::Version(_) => {
-                "Only a plain containerd.service is served.".into()
+            Self::InImage(_) => "Copy the file to /etc/containerd/config.toml, make the unit read it there (a drop-in in /etc/systemd/system/containerd.service.d; on Flatcar it sets CONTAINERD_CONFIG), restart containerd, then try again.".into(),
+            Self::Prefix(_) => "Leave the annotation off this node, or give a folder from which programs run with --prefix /opt.".into(),
+            Self::KillMode { .. } => "Set KillMode=process in the unit, as containerd's own unit file has it, `systemctl daemon-reload`, then try again.".into(),
+            Self::NotContainerd { .. } | Self::Version(_) => {
+                "Give the unit that runs containerd with --unit, or its version with --containerd-version.".into()
             }
             Self::TooOld(_) => "Upgrade containerd to 1.6 or later.".into(),
             Self::Daemon(DaemonError::NoCri { .. }) => "Take CRI out of `disabled_plugins` and restart containerd, or provision the runtime that the kubelet really uses.".into(),
@@ -95,25 +124,113 @@ impl Reported for DetectError {
     }
 }
 
+impl Detected {
+    /// Path of the file that an edit goes to.
+    pub fn written_path(&self) -> &str {
+        self.written.path().unwrap_or(&self.config.path)
+    }
+
+    /// What is in the file that an edit goes to; `None` where there is none.
+    pub fn written_bytes(&self) -> Option<&[u8]> {
+        match &self.written {
+            Written::InPlace => self.config.file.as_deref(),
+            Written::Template { bytes, .. } | Written::DropIn { bytes, .. } => bytes.as_deref(),
+        }
+    }
+
+    /// The unit to restart; `None` where the distribution restarts containerd by itself.
+    pub fn restarted_unit(&self) -> Option<&str> {
+        (self.host.distribution != Distribution::K0s).then_some(&self.host.unit)
+    }
+}
+
+/// What a host is, from what was found and what an operator says instead.
+///
+/// # Errors
+/// A [`HostRefusal`], unless the operator says whose containerd it is.
+pub(crate) fn judged(facts: &HostFacts, overrides: &Overrides) -> Result<Recognised, HostRefusal> {
+    let found = judge(facts);
+    let mut host = match (overrides.distribution, found) {
+        (Some(distribution), Ok(found)) if found.distribution == distribution => found,
+        (Some(distribution), _) => {
+            let unit = overrides.unit.as_deref().unwrap_or(distribution.default_unit());
+            recognised(facts, distribution, unit)
+        }
+        // A unit of another name is not among those that are looked for.
+        (None, Err(HostRefusal::NoContainerd | HostRefusal::DockerOnly)) if overrides.unit.is_some() => {
+            recognised(
+                facts,
+                Distribution::Plain,
+                overrides.unit.as_deref().unwrap_or_default(),
+            )
+        }
+        (None, found) => found?,
+    };
+    if let Some(unit) = &overrides.unit {
+        host = recognised(facts, host.distribution, unit);
+    }
+    if let Some(prefix) = &overrides.prefix {
+        host.prefix.clone_from(prefix);
+    }
+    Ok(host)
+}
+
+/// The daemon's files, by the distribution's site, its arguments and what an operator says instead.
+///
+/// # Errors
+/// When one of them cannot be read.
+pub(crate) fn settings_of(
+    root: &HostRoot,
+    site: &Site,
+    arguments: &[String],
+    overrides: &Overrides,
+) -> Result<DaemonSettings, SettingsError> {
+    let path = overrides.config.as_ref().or(site.config.as_ref());
+    let mut arguments = arguments.to_vec();
+    if let Some(path) = path {
+        arguments.extend(["--config".to_owned(), path.clone()]);
+    }
+    let mut settings = read_settings(root, &arguments)?;
+    if let Some(socket) = overrides.socket.as_deref().or(site.socket) {
+        socket.clone_into(&mut settings.socket);
+    }
+    Ok(settings)
+}
+
 /// Looks at the node. It changes nothing.
 ///
 /// # Errors
 /// [`DetectError`] when the node cannot be served or cannot be asked.
-pub async fn detect(root: &Arc<HostRoot>) -> Result<Detected, DetectError> {
+pub async fn detect(root: &Arc<HostRoot>, overrides: &Overrides) -> Result<Detected, DetectError> {
     let systemd = Systemd::connect(root).await?;
-    let host = read_facts(root, &systemd).await?;
-    judge(&host)?;
-    let unit = systemd.service(CONTAINERD_UNIT).await?;
-    check_unit(&unit)?;
-    let settings = read_settings(root, &arguments(root, &unit))?;
+    let host = judged(&read_facts(root, &systemd).await?, overrides)?;
+    let unit = systemd.service(&host.unit).await?;
+    check_unit(&host, &unit)?;
+    let data_dir = overrides
+        .data_dir
+        .clone()
+        .or_else(|| data_dir(root, host.distribution, &arguments(root, &unit)));
+    let site = Site::of(host.distribution, data_dir.as_deref());
+    // The unit of a distribution runs more than containerd, so only a plain one's arguments are the daemon's.
+    let (binary, arguments) = match &site.binary {
+        Some(binary) => (binary.clone(), vec![binary.clone()]),
+        None => (unit.binary.clone(), arguments(root, &unit)),
+    };
+    let settings = settings_of(root, &site, &arguments, overrides)?;
+    check_place(&host, &settings.config_path)?;
     let daemon = Daemon::new(Arc::clone(root), &settings.socket);
     let (version_text, served) = tokio::try_join!(daemon.version(), daemon.served())?;
-    let version = Version::parse(&version_text).ok_or_else(|| DetectError::Version(version_text.clone()))?;
-    if (version.major, version.minor) < (1, 6) {
-        return Err(DetectError::TooOld(version));
-    }
+    let version_text = overrides.containerd_version.clone().unwrap_or(version_text);
+    let version = known(&version_text)?;
+    let written = site
+        .written(root, version)
+        .map_err(|why| SettingsError::Unreadable {
+            path: host.distribution.name().to_owned(),
+            why,
+        })?;
     Ok(Detected {
-        os: host.os.pretty_name,
+        binary,
+        written,
         version: version_text,
         unit,
         socket: settings.socket,
@@ -123,22 +240,64 @@ pub async fn detect(root: &Arc<HostRoot>) -> Result<Detected, DetectError> {
             file: settings.file,
             imports: settings.imports,
             missing_imports: settings.missing_imports,
-            live_systemd_cgroup: served.systemd_cgroup(&served.default_runtime),
+            live_systemd_cgroup: overrides
+                .systemd_cgroup
+                .or_else(|| served.systemd_cgroup(&served.default_runtime)),
         },
         served,
         daemon,
         systemd,
+        host,
     })
 }
 
-fn check_unit(unit: &ServiceFacts) -> Result<(), DetectError> {
-    let program = unit.binary.rsplit('/').next().unwrap_or_default();
-    if program != "containerd" {
-        return Err(DetectError::NotContainerd(unit.binary.clone()));
+/// A version that is served.
+pub(crate) fn known(text: &str) -> Result<Version, DetectError> {
+    let version = Version::parse(text).ok_or_else(|| DetectError::Version(text.to_owned()))?;
+    if (version.major, version.minor) < (1, 6) {
+        return Err(DetectError::TooOld(version));
     }
-    match unit.kill_mode.as_str() {
+    Ok(version)
+}
+
+fn check_unit(host: &Recognised, unit: &ServiceFacts) -> Result<(), DetectError> {
+    let program = unit.binary.rsplit('/').next().unwrap_or_default();
+    if host.distribution == Distribution::Plain && program != "containerd" {
+        return Err(DetectError::NotContainerd {
+            unit: host.unit.clone(),
+            program: unit.binary.clone(),
+        });
+    }
+    check_kill_mode(host, &unit.kill_mode)
+}
+
+/// Whether running containers live through a restart of the unit. k0s restarts containerd by itself.
+pub(crate) fn check_kill_mode(host: &Recognised, mode: &str) -> Result<(), DetectError> {
+    match mode {
         "process" | "none" => Ok(()),
-        other => Err(DetectError::KillMode(other.to_owned())),
+        _ if host.distribution == Distribution::K0s => Ok(()),
+        other => Err(DetectError::KillMode {
+            unit: host.unit.clone(),
+            mode: if other.is_empty() { "control-group" } else { other }.to_owned(),
+        }),
+    }
+}
+
+/// Whether the configuration lies where it can be written. Flatcar's own lies in its read-only image.
+pub(crate) fn check_place(host: &Recognised, config: &str) -> Result<(), DetectError> {
+    let read_only = config.starts_with("/usr/");
+    if host.distribution == Distribution::Plain && read_only {
+        return Err(DetectError::InImage(config.to_owned()));
+    }
+    Ok(())
+}
+
+/// Whether this agent can put its programs where the host lets them run.
+pub(crate) fn check_prefix(host: &Recognised) -> Result<(), DetectError> {
+    if handler_binary(&host.prefix) == HANDLER_BINARY {
+        Ok(())
+    } else {
+        Err(DetectError::Prefix(host.prefix.clone()))
     }
 }
 
@@ -163,19 +322,56 @@ fn arguments(root: &HostRoot, unit: &ServiceFacts) -> Vec<String> {
 mod tests {
     use super::*;
 
+    fn host(distribution: Distribution) -> Recognised {
+        recognised(&HostFacts::default(), distribution, distribution.default_unit())
+    }
+
     #[test]
     fn a_unit_whose_restart_would_kill_the_shims_is_refused() {
+        let plain = host(Distribution::Plain);
         let mut unit = ServiceFacts {
             binary: "/usr/local/bin/containerd".into(),
             kill_mode: "process".into(),
             ..Default::default()
         };
-        assert!(check_unit(&unit).is_ok());
+        assert!(check_unit(&plain, &unit).is_ok());
         for mode in ["control-group", "mixed", ""] {
             unit.kill_mode = mode.into();
-            assert!(matches!(check_unit(&unit), Err(DetectError::KillMode(_))));
+            assert!(matches!(
+                check_unit(&plain, &unit),
+                Err(DetectError::KillMode { .. })
+            ));
+            assert!(check_unit(&host(Distribution::K0s), &unit).is_ok());
         }
         unit.binary = "/usr/bin/dockerd".into();
-        assert!(matches!(check_unit(&unit), Err(DetectError::NotContainerd(_))));
+        assert!(matches!(
+            check_unit(&plain, &unit),
+            Err(DetectError::NotContainerd { .. })
+        ));
+    }
+
+    #[test]
+    fn what_an_operator_says_goes_before_what_is_found() {
+        let facts = HostFacts {
+            units: vec!["docker.service".into()],
+            ..HostFacts::default()
+        };
+        assert!(judged(&facts, &Overrides::default()).is_err());
+        let said = Overrides {
+            unit: Some("my-containerd.service".into()),
+            prefix: Some("/srv".into()),
+            ..Overrides::default()
+        };
+        let host = judged(&facts, &said).unwrap();
+        assert_eq!(
+            (host.distribution, host.unit.as_str()),
+            (Distribution::Plain, "my-containerd.service")
+        );
+        assert!(matches!(check_prefix(&host), Err(DetectError::Prefix(_))));
+        let said = Overrides {
+            distribution: Some(Distribution::Rke2),
+            ..Overrides::default()
+        };
+        assert_eq!(judged(&facts, &said).unwrap().unit, "rke2-agent.service");
     }
 }

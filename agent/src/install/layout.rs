@@ -6,6 +6,11 @@ pub const INSTALL_DIR: &str = "/opt/quartermaster";
 pub(crate) const CURRENT: &str = "current";
 /// What containerd runs for a pod with our handler. The path never changes, so an upgrade edits no configuration.
 pub const HANDLER_BINARY: &str = "/opt/quartermaster/current/bin/crun";
+/// The handler's program where the install folder lies below `prefix`.
+pub fn handler_binary(prefix: &str) -> String {
+    format!("{}/quartermaster/current/bin/crun", prefix.trim_end_matches('/'))
+}
+
 /// The agent's copy, which runs the swap on the host and can put a node back without a cluster.
 pub(crate) const AGENT_BINARY: &str = "/opt/quartermaster/current/bin/quartermaster-agent";
 /// The state folder's name in the install folder.

@@ -30,7 +30,7 @@ mod verify;
 pub use apply::{ApplyError, apply};
 pub use command::{Done, Event, Progress, Stop};
 pub use detect::{DetectError, Detected, detect};
-pub use layout::{HANDLER_BINARY, INSTALL_DIR};
+pub use layout::{HANDLER_BINARY, INSTALL_DIR, handler_binary};
 pub use pipeline::{install, verify_only};
 pub(crate) use planning::diff;
 pub use planning::preview;
@@ -43,7 +43,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::config::Handler;
 use crate::containerd::Daemon;
-use crate::host::HostRoot;
+use crate::host::{HostRoot, Overrides};
 
 /// What a command works on.
 #[derive(Debug, Clone)]
@@ -52,6 +52,8 @@ pub struct Target {
     pub root: Arc<HostRoot>,
     /// Folder with `bin`, `lib` and `SHA256SUMS`, as this process sees it.
     pub payload: PathBuf,
+    /// What an operator says instead of what would be found.
+    pub overrides: Overrides,
     /// The change that was rehearsed last, so that what was prepared a moment ago need not be rehearsed again.
     rehearsed: Arc<Mutex<Option<Rehearsed>>>,
 }
@@ -70,8 +72,16 @@ impl Target {
         Self {
             root,
             payload,
+            overrides: Overrides::default(),
             rehearsed: Arc::default(),
         }
+    }
+
+    /// The same, with what an operator says.
+    #[must_use]
+    pub fn with(mut self, overrides: Overrides) -> Self {
+        self.overrides = overrides;
+        self
     }
 
     pub(crate) fn was_rehearsed(&self, change: &Rehearsed) -> bool {

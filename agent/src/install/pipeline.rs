@@ -5,7 +5,7 @@ use std::sync::Arc;
 use quartermaster_proto::v1::{FailureReason, Stage};
 
 use super::command::{CommandError, Done, Progress, Stop, at, lock, stage};
-use super::detect::{Detected, detect};
+use super::detect::{Detected, check_prefix, detect};
 use super::journal::{Base, Found, Journal, Kind, digest};
 use super::layout::{INSTALL_DIR, JOURNAL_SPARE};
 use super::lock::Lock;
@@ -37,7 +37,8 @@ pub async fn install(target: &Target, progress: &Progress, stop: Stop) -> Result
         swapped = settle(root, state).await.map_err(at(Stage::Swap))?;
     }
     let detected = stage(progress, Stage::Detect, async {
-        let detected = detect(root).await.map_err(at(Stage::Detect))?;
+        let detected = detect(root, &target.overrides).await.map_err(at(Stage::Detect))?;
+        check_prefix(&detected.host).map_err(at(Stage::Detect))?;
         rehearsal::sweep(root, &detected.systemd).await;
         sandboxes::sweep(root, &detected.daemon).await;
         let summary = describe(&detected);
@@ -72,9 +73,11 @@ async fn settle(root: &Arc<HostRoot>, state: &HostDir) -> Result<Option<(Journal
 fn describe(detected: &Detected) -> String {
     let mut summary = format!(
         "{}, containerd {}, {}",
-        detected.os, detected.version, detected.config.path
+        detected.host.name,
+        detected.version,
+        detected.written_path()
     );
-    if detected.config.file.is_none() {
+    if detected.written_bytes().is_none() {
         summary.push_str(" (absent)");
     }
     if !detected.unit.restarts_along.is_empty() {
@@ -138,7 +141,7 @@ impl Installation<'_> {
                     .map_err(|error| Failure::at(Stage::Swap, &CommandError::from(error)))?;
             }
             let edit = self.prepare(&mut detected, edit).await?;
-            let diff = diff(&detected.config.path, edit.before.as_deref(), Some(&edit.after));
+            let diff = diff(&edit.path, edit.before.as_deref(), Some(&edit.after));
             if self.stop == Stop::BeforeSwap {
                 return Ok(Done {
                     prepared_only: true,
@@ -174,7 +177,9 @@ impl Installation<'_> {
             if attempt == REPLANS {
                 return Err(Failure::at(Stage::Swap, &SwapError::AlwaysChanging));
             }
-            detected = detect(root).await.map_err(at(Stage::Detect))?;
+            detected = detect(root, &self.target.overrides)
+                .await
+                .map_err(at(Stage::Detect))?;
         }
     }
 
@@ -279,14 +284,21 @@ impl Installation<'_> {
     async fn rehearse(&self, detected: &Detected, edit: &ConfigEdit) -> Result<Option<bool>, Failure> {
         stage(self.progress, Stage::Rehearse, async {
             let handler = handler();
+            let Some(read) = &edit.read else {
+                let name = detected.host.distribution.name();
+                return Ok((
+                    None,
+                    format!("{name} makes what containerd reads, and restarts it by itself"),
+                ));
+            };
             let script = Script {
-                candidate: Some(&edit.after),
+                candidate: Some(read),
                 expected: Expected::Added(&handler.name),
             };
             let change = Rehearsed {
                 daemon: detected.unit.main_pid,
                 before: read_by(&detected.config),
-                after: digest(Some(&edit.after)),
+                after: digest(Some(read)),
             };
             if self.target.was_rehearsed(&change) {
                 return Ok((
@@ -445,9 +457,9 @@ fn commit(
     }
     let mut installed = Installed::read(state)?.unwrap_or_else(|| Installed {
         format: 1,
-        config_path: detected.config.path.clone(),
+        config_path: detected.written_path().to_owned(),
         had_file: true,
-        edited_sha256: digest(detected.config.file.as_deref()),
+        edited_sha256: digest(detected.written_bytes()),
         pieces: Vec::new(),
         verified: false,
         kwasm: None,
@@ -471,7 +483,9 @@ fn kwasm(state: &HostDir, config: Option<&[u8]>) -> Option<String> {
 pub async fn verify_only(target: &Target, progress: &Progress) -> Result<Done, Failure> {
     let _held = lock(&target.root, false).map_err(at(Stage::Detect))?;
     let detected: Detected = stage(progress, Stage::Detect, async {
-        let detected = detect(&target.root).await.map_err(at(Stage::Detect))?;
+        let detected = detect(&target.root, &target.overrides)
+            .await
+            .map_err(at(Stage::Detect))?;
         sandboxes::sweep(&target.root, &detected.daemon).await;
         let summary = describe(&detected);
         Ok((detected, summary))

@@ -1,18 +1,16 @@
 //! Stage 2: the plan for this node, from its files and from what an earlier installation recorded.
 
-use std::sync::Arc;
-
 use quartermaster_proto::v1::Stage;
 use similar::TextDiff;
 
 use super::command::at;
 use super::detect::{DetectError, Detected, detect};
-use super::handler;
 use super::layout::STATE_DIR;
 use super::record::Installed;
-use crate::config::{EditRecord, Plan, Refusal, Undo, plan, undo};
+use super::{Target, handler};
+use crate::config::{EditRecord, Plan, Refusal, Undo, Written, plan, plan_written, undo};
 use crate::failure::Failure;
-use crate::host::{HostDir, HostRoot};
+use crate::host::HostDir;
 
 /// The record of the installation that stands in the file, if its files are there.
 pub(crate) fn record(state: &HostDir) -> Option<EditRecord> {
@@ -22,11 +20,14 @@ pub(crate) fn record(state: &HostDir) -> Option<EditRecord> {
 /// Plans; where an outdated entry of ours stands in the file, it is taken out by its record, which is exact.
 pub(crate) fn plan_with(detected: &Detected, record: Option<&EditRecord>) -> Result<Plan, Refusal> {
     let handler = handler();
-    let planned = plan(&detected.config, &handler)?;
+    let planned = plan_written(&detected.config, &detected.written, &handler)?;
     let (Plan::Edit(edit), Some(record)) = (&planned, record) else {
         return Ok(planned);
     };
     if edit.base == edit.before {
+        return Ok(planned);
+    }
+    if detected.written != Written::InPlace {
         return Ok(planned);
     }
     let before = edit.before.as_deref().unwrap_or_default();
@@ -46,10 +47,11 @@ pub(crate) fn plan_with(detected: &Detected, record: Option<&EditRecord>) -> Res
 
 pub(crate) fn summarise(planned: &Plan, detected: &Detected) -> String {
     match planned {
-        Plan::NothingToDo => format!("{} has the handler already", detected.config.path),
+        Plan::NothingToDo => format!("{} has the handler already", detected.written_path()),
         Plan::Adopt(adoption) => format!(
             "{} has KWasm's handler ({}), which is kept if it works",
-            detected.config.path, adoption.binary
+            detected.written_path(),
+            adoption.binary
         ),
         Plan::Edit(edit) => {
             let added: usize = edit
@@ -57,11 +59,7 @@ pub(crate) fn summarise(planned: &Plan, detected: &Detected) -> String {
                 .iter()
                 .map(|piece| piece.text.lines().filter(|line| !line.is_empty()).count())
                 .sum();
-            format!(
-                "{added} lines to add to {} ({})",
-                detected.config.path,
-                edit.family.id()
-            )
+            format!("{added} lines to add to {} ({})", edit.path, edit.family.id())
         }
     }
 }
@@ -89,8 +87,9 @@ pub(crate) fn diff(path: &str, before: Option<&[u8]>, after: Option<&[u8]>) -> S
 ///
 /// # Errors
 /// A [`Failure`] when the node or its configuration is refused.
-pub async fn preview(root: &Arc<HostRoot>) -> Result<(Detected, Plan), Failure> {
-    let detected: Result<Detected, DetectError> = detect(root).await;
+pub async fn preview(target: &Target) -> Result<(Detected, Plan), Failure> {
+    let root = &target.root;
+    let detected: Result<Detected, DetectError> = detect(root, &target.overrides).await;
     let detected = detected.map_err(at(Stage::Detect))?;
     let record = root.dir(STATE_DIR).ok().and_then(|state| record(&state));
     let planned = plan_with(&detected, record.as_ref()).map_err(at(Stage::Plan))?;

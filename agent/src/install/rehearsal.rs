@@ -197,7 +197,7 @@ impl Stage<'_> {
         let scratch = format!("{RUN_DIR}/{}/{}", self.name, side.folder());
         let unit = unit_name(self.name, side);
         let properties = properties(
-            &self.detected.unit.binary,
+            &self.detected.binary,
             &self.detected.config.path,
             self.detected.config.file.is_some(),
             has_file,

@@ -19,7 +19,7 @@ use super::rehearsal::{self, Script, rehearse};
 use super::sandboxes::{self, User};
 use super::swap::{self, Applied, Settled, SwapError, Swapped};
 use super::{Target, handler};
-use crate::config::{Undo, UndoError, undo};
+use crate::config::{Handler, Undo, UndoError, Written, undo, undo_written};
 use crate::containerd::Expected;
 use crate::failure::{Failure, Reported};
 use crate::host::{HostDir, HostRoot, Systemd};
@@ -80,7 +80,7 @@ pub async fn uninstall(
     if let Some((state, _)) = &held {
         settle(root, state).await.map_err(at(Stage::Swap))?;
     }
-    let mut detected = look(root, progress).await?;
+    let mut detected = look(target, progress).await?;
     let users = users(&detected).await.map_err(at(Stage::Detect))?;
     if !users.is_empty() && !force {
         return Err(in_use(&users));
@@ -91,15 +91,16 @@ pub async fn uninstall(
         .as_ref()
         .and_then(|(state, _)| Installed::read(state).ok()??.kwasm);
     for attempt in 1.. {
-        let path = detected.config.path.clone();
-        let before = detected.config.file.clone();
+        let path = detected.written_path().to_owned();
+        let before = detected.written_bytes().map(<[u8]>::to_vec);
         let undone = stage(progress, Stage::Plan, async {
             let current = before.as_deref().unwrap_or_default();
             let failed = |why| {
                 let path = path.clone();
                 Failure::at(Stage::Plan, &RemovalError::Undo { path, why })
             };
-            let mut undone = undo(current, record.as_ref(), &handler).map_err(failed)?;
+            let mut undone =
+                undo_written(current, &detected.written, record.as_ref(), &handler).map_err(failed)?;
             if let (Undo::NothingToDo, Some(binary)) = (&undone, &kwasm) {
                 undone = kwasm::undo_theirs(current, binary).map_err(failed)?;
             }
@@ -121,8 +122,15 @@ pub async fn uninstall(
         };
         restartable(&detected, Stage::Plan).await?;
         stage(progress, Stage::Rehearse, async {
+            let Some(read) = read_without(&detected, after.as_deref(), &handler) else {
+                let name = detected.host.distribution.name();
+                return Ok((
+                    (),
+                    format!("{name} makes what containerd reads, and restarts it by itself"),
+                ));
+            };
             let script = Script {
-                candidate: after.as_deref(),
+                candidate: read.as_deref(),
                 expected: Expected::Removed(&handler.name),
             };
             rehearse(root, &detected, script)
@@ -167,7 +175,7 @@ pub async fn uninstall(
         if attempt == REPLANS {
             return Err(Failure::at(Stage::Swap, &SwapError::AlwaysChanging));
         }
-        detected = detect(root).await.map_err(at(Stage::Detect))?;
+        detected = detect(root, &target.overrides).await.map_err(at(Stage::Detect))?;
     }
     if stop == Stop::BeforeSwap {
         return Ok(done);
@@ -188,12 +196,28 @@ pub async fn uninstall(
     Ok(done)
 }
 
-async fn look(root: &Arc<HostRoot>, progress: &Progress) -> Result<Detected, Failure> {
+/// The file as containerd reads it without us; nothing where that is not known before its maker has made it.
+fn read_without(detected: &Detected, after: Option<&[u8]>, handler: &Handler) -> Option<Option<Vec<u8>>> {
+    match &detected.written {
+        Written::InPlace => Some(after.map(<[u8]>::to_vec)),
+        Written::DropIn { .. } => None,
+        Written::Template { .. } => {
+            let current = detected.config.file.as_deref().unwrap_or_default();
+            match undo(current, None, handler) {
+                Ok(Undo::Rewrite(rest)) => Some(Some(rest)),
+                _ => None,
+            }
+        }
+    }
+}
+
+async fn look(target: &Target, progress: &Progress) -> Result<Detected, Failure> {
     stage(progress, Stage::Detect, async {
-        let detected = detect(root).await.map_err(at(Stage::Detect))?;
+        let root = &target.root;
+        let detected = detect(root, &target.overrides).await.map_err(at(Stage::Detect))?;
         rehearsal::sweep(root, &detected.systemd).await;
         sandboxes::sweep(root, &detected.daemon).await;
-        let summary = format!("{}, containerd {}", detected.os, detected.version);
+        let summary = format!("{}, containerd {}", detected.host.name, detected.version);
         Ok((detected, summary))
     })
     .await

@@ -16,7 +16,7 @@ use super::layout::{AGENT_BINARY, APPLY_UNIT, JOURNAL, STATE_DIR};
 use crate::checkpoint;
 use crate::describe::boot_id;
 use crate::failure::Reported;
-use crate::host::{CONTAINERD_UNIT, HostDir, HostRoot, Property, Systemd, SystemdError};
+use crate::host::{HostDir, HostRoot, Property, Systemd, SystemdError};
 
 /// The unit's own limit: two restarts with their checks.
 const UNIT_LIMIT: Duration = Duration::from_secs(300);
@@ -116,12 +116,12 @@ pub(crate) fn planned(
     Journal {
         format: 1,
         kind,
-        config_path: detected.config.path.clone(),
+        config_path: detected.written_path().to_owned(),
         old_sha256: digest(old),
         new_sha256: digest(new),
         pieces: Vec::new(),
         base: Base::Old,
-        unit: CONTAINERD_UNIT.to_owned(),
+        unit: detected.restarted_unit().unwrap_or_default().to_owned(),
         socket: detected.socket.clone(),
         promise: Promise {
             default_runtime: detected.served.default_runtime.clone(),

@@ -15,16 +15,16 @@ use crate::install;
 pub(crate) async fn plan(host: &Host, as_json: bool) -> anyhow::Result<ExitCode> {
     let target = target(host)?;
     let paint = Paint::new();
-    match install::preview(&target.root).await {
+    match install::preview(&target).await {
         Ok((detected, planned)) => {
-            let path = &detected.config.path;
+            let path = detected.written_path();
             let (diff, code) = match &planned {
                 Plan::NothingToDo | Plan::Adopt(_) => (String::new(), NOTHING_TO_DO),
                 Plan::Edit(edit) => (install::diff(path, edit.before.as_deref(), Some(&edit.after)), 0),
             };
             if as_json {
                 say(&json!({
-                    "os": detected.os,
+                    "os": detected.host.name,
                     "containerd": detected.version,
                     "config": path,
                     "restartsAlong": detected.unit.restarts_along,
@@ -33,7 +33,10 @@ pub(crate) async fn plan(host: &Host, as_json: bool) -> anyhow::Result<ExitCode>
                 .to_string());
                 return Ok(ExitCode::from(code));
             }
-            say(&format!("{}, containerd {}", detected.os, detected.version));
+            say(&format!(
+                "{}, containerd {}",
+                detected.host.name, detected.version
+            ));
             if !detected.unit.restarts_along.is_empty() {
                 say(&format!(
                     "A restart of containerd takes along: {}",
