@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::host::Overrides;
+
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 error, 2 usage, 3 refused, 4 nothing to do, 5 rolled back.";
 
 const LONG: &str = "\
@@ -62,21 +64,29 @@ pub struct Cli {
     pub command: Command,
 }
 
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  quartermaster-agent plan                                              this node, as it runs
+  quartermaster-agent plan --root ./worker-1 --containerd-version 1.7.24
+  quartermaster-agent plan --root ./worker-1 --output ./after           and write the resulting file below ./after
+  quartermaster-agent plan --root ./worker-1 --json | jq -r .refusal.remedy
+
+Exit codes: 0 an edit, 1 error, 2 usage, 3 refused, 4 nothing to do.";
+
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show what `install` would change, and touch nothing
     ///
     /// Finds containerd through its systemd unit, reads its configuration, and prints the unified diff of the edit
-    /// that adds the runtime handler `crun`; or says why this node is refused.
-    Plan {
-        /// Where the host is.
-        #[command(flatten)]
-        host: Host,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    /// that adds the runtime handler `crun`; or says why this node is refused, with the file, the line and what to
+    /// do about it.
+    ///
+    /// With --root it plans for a host whose files lie in a folder, without any daemon: copy what you have of
+    /// /etc/containerd, /etc/os-release, the unit files and the folders of k3s, RKE2, MicroK8s or k0s below it under
+    /// their own paths. A configuration alone is enough.
+    #[command(after_help = PLAN_EXAMPLES)]
+    Plan(Box<Plan>),
     /// Install the runtime and its handler on this node
     ///
     /// Rehearses the change on a containerd of its own first, swaps the file and restarts containerd under systemd,
@@ -143,6 +153,23 @@ pub enum Command {
     },
 }
 
+/// What is planned, and how it is shown.
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// Where the host is.
+    #[command(flatten)]
+    pub host: Host,
+    /// Plan for the host whose files lie below this folder, without any daemon
+    #[arg(long, value_name = "DIR", conflicts_with = "host_root")]
+    pub root: Option<PathBuf>,
+    /// Write the resulting file below this folder, under its own path
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Where the host is and what is installed.
 #[derive(Debug, Args)]
 pub struct Host {
@@ -152,6 +179,9 @@ pub struct Host {
     /// Folder with bin, lib and SHA256SUMS
     #[arg(long, default_value = "/payload", env = "QUARTERMASTER_PAYLOAD")]
     pub payload: PathBuf,
+    /// What an operator says instead of what would be found.
+    #[command(flatten)]
+    pub overrides: Overrides,
 }
 
 /// How the agent serves.
@@ -199,6 +229,9 @@ pub struct Serve {
     /// Prometheus metrics, in plaintext
     #[arg(long, env = "QUARTERMASTER_METRICS_LISTEN", default_value = "0.0.0.0:7446")]
     pub metrics_listen: SocketAddr,
+    /// What an operator says instead of what would be found.
+    #[command(flatten)]
+    pub overrides: Overrides,
     /// Form of the log
     #[arg(long, env = "QUARTERMASTER_LOG_FORMAT", default_value = "json")]
     pub log_format: LogFormat,

@@ -31,7 +31,7 @@ use tracing_subscriber::EnvFilter;
 /// What could not even be begun; everything else is in the exit code, as `--help` lists them.
 pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
-        Command::Plan { host, json } => person::plan(&host, json).await,
+        Command::Plan(plan) => person::plan(&plan).await,
         Command::Install {
             host,
             prepare_only,
@@ -68,6 +68,7 @@ async fn serve_until_told(arguments: cli::Serve) -> anyhow::Result<()> {
         node_name: arguments.node_name,
         host_root: arguments.host_root,
         payload: arguments.payload,
+        overrides: arguments.overrides,
         enrolment: serve::Enrolment {
             url: arguments.enroll_url,
             ca_file: arguments.ca_file,

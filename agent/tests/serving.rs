@@ -110,6 +110,7 @@ async fn start() -> Running {
         node_name: "worker-1".into(),
         host_root: files.path().join("host"),
         payload: Path::new("/nonexistent").into(),
+        overrides: Default::default(),
         enrolment: Enrolment {
             url,
             ca_file: files.path().join("ca.crt"),

@@ -101,6 +101,21 @@ pub(crate) fn imports_of(bytes: &[u8]) -> Option<Vec<String>> {
     Some(tree.texts(&["imports"]).into_iter().map(str::to_owned).collect())
 }
 
+/// Whether a configuration is one that only containerd 2 reads as its author means it: a version above 2, or
+/// plugin ids of version 3.
+pub fn reads_version_3(bytes: &[u8]) -> bool {
+    let Some(text) = std::str::from_utf8(bytes).ok() else {
+        return false;
+    };
+    let Ok(document) = Document::parse(text) else {
+        return false;
+    };
+    let tree = Tree::of(&document);
+    let ids = [Family::V3.id(), "io.containerd.cri.v1.images"];
+    matches!(tree.get(&["version"]), Some(Tree::Integer(3..)))
+        || ids.iter().any(|id| tree.get(&["plugins", id]).is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,7 +19,7 @@ mod undo;
 mod written;
 
 pub use existing::kwasm_binary;
-pub use facts::{ConfigFacts, Family, ImportedFile, Version};
+pub use facts::{ConfigFacts, Family, ImportedFile, Version, reads_version_3};
 pub use insertion::{Handler, Piece, PieceKind};
 pub use plan::{Adoption, ConfigEdit, Plan, plan};
 pub use refusal::{Refusal, RefusalKind};

@@ -296,8 +296,16 @@ impl Swap {
         let journal = &self.journal;
         let deadline = Instant::now() + Duration::from_secs(journal.healthy_within_seconds.clamp(1, 600));
         // A unit that failed often is refused a start; ours is one that was ordered, not a crash.
-        self.systemd.reset_failed(&journal.unit).await;
+        if !journal.unit.is_empty() {
+            self.systemd.reset_failed(&journal.unit).await;
+        }
         let gauge = Gauge::start(&self.root, &journal.socket);
+        if journal.unit.is_empty() {
+            // k0s watches the file and restarts containerd by itself.
+            let healthy = wait_healthy(&self.root, &journal.socket, &journal.promise, wanted, deadline).await;
+            let gap = gauge.finish().await;
+            return healthy.map(|()| gap);
+        }
         let job = self.systemd.restart(&journal.unit, RESTART).await;
         let healthy = match job {
             Ok(job) if job.is_done() => {

@@ -187,6 +187,9 @@ pub(crate) fn settings_of(
 ) -> Result<DaemonSettings, SettingsError> {
     let path = overrides.config.as_ref().or(site.config.as_ref());
     let mut arguments = arguments.to_vec();
+    if arguments.is_empty() {
+        arguments.push("containerd".to_owned());
+    }
     if let Some(path) = path {
         arguments.extend(["--config".to_owned(), path.clone()]);
     }

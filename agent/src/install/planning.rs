@@ -86,13 +86,13 @@ pub(crate) fn diff(path: &str, before: Option<&[u8]>, after: Option<&[u8]>) -> S
 /// What installing would do, without doing any of it.
 ///
 /// # Errors
-/// A [`Failure`] when the node or its configuration is refused.
-pub async fn preview(target: &Target) -> Result<(Detected, Plan), Failure> {
+/// A [`Failure`] when the node is refused.
+pub async fn preview(target: &Target) -> Result<(Detected, Result<Plan, Refusal>), Failure> {
     let root = &target.root;
     let detected: Result<Detected, DetectError> = detect(root, &target.overrides).await;
     let detected = detected.map_err(at(Stage::Detect))?;
     let record = root.dir(STATE_DIR).ok().and_then(|state| record(&state));
-    let planned = plan_with(&detected, record.as_ref()).map_err(at(Stage::Plan))?;
+    let planned = plan_with(&detected, record.as_ref());
     Ok((detected, planned))
 }
 

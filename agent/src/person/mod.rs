@@ -22,5 +22,5 @@ fn target(host: &Host) -> anyhow::Result<Target> {
     use anyhow::Context;
     let root = HostRoot::open(&host.host_root)
         .with_context(|| format!("{} cannot be opened", host.host_root.display()))?;
-    Ok(Target::new(Arc::new(root), host.payload.clone()))
+    Ok(Target::new(Arc::new(root), host.payload.clone()).with(host.overrides.clone()))
 }

@@ -44,6 +44,8 @@ pub struct Options {
     pub host_root: PathBuf,
     /// Folder with the payload.
     pub payload: PathBuf,
+    /// What an operator says instead of what would be found.
+    pub overrides: crate::host::Overrides,
     /// How it gets its certificate.
     pub enrolment: Enrolment,
     /// Commands, over mutual TLS.
@@ -93,8 +95,7 @@ pub async fn serve(options: Options, bound: Bound, shutdown: CancellationToken) 
     let metrics = Arc::new(Metrics::default());
     let agent = Arc::new(Agent::new(
         options.node_name.clone(),
-        Arc::new(root),
-        options.payload.clone(),
+        crate::install::Target::new(Arc::new(root), options.payload.clone()).with(options.overrides.clone()),
         Arc::clone(&metrics),
     ));
     let (health, health_service) = tonic_health::server::health_reporter();

@@ -1,6 +1,5 @@
 //! The commands of `quartermaster.v1.Agent`.
 
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,7 +19,6 @@ use super::convert;
 use super::metrics::Metrics;
 use crate::describe::describe;
 use crate::failure::Failure;
-use crate::host::HostRoot;
 use crate::install::{self, Done, Progress, Stop, Target};
 use crate::pull::{Order, Sink, pull};
 
@@ -55,15 +53,10 @@ impl Drop for Turn {
 }
 
 impl Agent {
-    pub(crate) fn new(
-        node_name: String,
-        root: Arc<HostRoot>,
-        payload: PathBuf,
-        metrics: Arc<Metrics>,
-    ) -> Self {
+    pub(crate) fn new(node_name: String, target: Target, metrics: Arc<Metrics>) -> Self {
         Self {
             node_name,
-            target: Target::new(root, payload),
+            target,
             term: AtomicU64::new(0),
             provisions: Registry::new(),
             pulls: Registry::new(),
