@@ -126,22 +126,31 @@ pub enum Command {
         json: bool,
     },
     /// Pull images into the store that the kubelet sees
+    ///
+    /// Asks containerd to pull each of them, with the mirrors and certificates that the node has set, and CRI for
+    /// the proof. With a terminal it shows how far each image is.
     Pull {
         /// Where the host is.
         #[command(flatten)]
         host: Host,
-        /// References as in a pod specification
-        #[arg(required = true)]
-        images: Vec<String>,
-        /// Images at once
-        #[arg(long, default_value_t = 3)]
-        parallelism: u32,
-        /// Attempts at each image
-        #[arg(long, default_value_t = 3)]
-        attempts: u32,
-        /// Seconds for each attempt
-        #[arg(long, default_value_t = 600)]
-        deadline: u64,
+        /// What to pull and how.
+        #[command(flatten)]
+        pull: Pull,
+    },
+    /// Let go of images that `pull --pin` or the coordinator has pinned
+    Release {
+        /// Where the host is.
+        #[command(flatten)]
+        host: Host,
+        /// Whose pins; everybody's that Quartermaster has set where none is named
+        #[arg(long)]
+        owner: Option<String>,
+        /// Keep the pins of these images
+        #[arg(long, value_name = "IMAGE")]
+        keep: Vec<String>,
+        /// Remove images that were let go, if they are here because of Quartermaster and no container uses them
+        #[arg(long)]
+        remove_unused: bool,
     },
     /// Serve the coordinator's commands; what the agent's pod runs
     Serve(Box<Serve>),
@@ -182,6 +191,45 @@ pub struct Host {
     /// What an operator says instead of what would be found.
     #[command(flatten)]
     pub overrides: Overrides,
+}
+
+/// What to pull and how.
+#[derive(Debug, Args)]
+#[group(id = "order")]
+pub struct Pull {
+    /// References as in a pod specification
+    #[arg(required = true)]
+    pub images: Vec<String>,
+    /// Images at once
+    #[arg(long, default_value_t = 3)]
+    pub parallelism: u32,
+    /// Attempts at each image
+    #[arg(long, default_value_t = 3)]
+    pub attempts: u32,
+    /// Seconds for each attempt
+    #[arg(long, default_value_t = 600)]
+    pub deadline: u32,
+    /// Seconds without a byte after which an attempt is given up
+    #[arg(long, default_value_t = 60)]
+    pub stall_after: u32,
+    /// Ask the registry also for images that are here: a tag may have moved
+    #[arg(long)]
+    pub always: bool,
+    /// Pin the images for this owner, so that the kubelet does not collect them
+    #[arg(long, value_name = "OWNER")]
+    pub pin: Option<String>,
+    /// Pull secrets: a docker config.json
+    #[arg(long, value_name = "FILE")]
+    pub credentials: Vec<PathBuf>,
+    /// Ask the kubelet's credential providers too
+    #[arg(long)]
+    pub credential_providers: bool,
+    /// Percent of the disk that stay free; without it what the kubelet's thresholds ask for
+    #[arg(long, value_name = "PERCENT")]
+    pub keep_free: Option<u32>,
+    /// Print one line of JSON for each image
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How the agent serves.

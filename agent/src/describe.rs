@@ -7,6 +7,7 @@ use quartermaster_proto::v1::{InstallState, NodeDescription};
 use crate::containerd::{Daemon, DaemonSettings, read_settings};
 use crate::host::{CONTAINERD_UNIT, HostRoot, OsRelease, Systemd};
 use crate::install;
+use crate::pull::Node;
 
 /// Sockets of containerd where its unit cannot be asked: plain, k3s and rke2, microk8s, k0s.
 const SOCKETS: [&str; 4] = [
@@ -61,11 +62,20 @@ async fn settings(root: &Arc<HostRoot>) -> Option<DaemonSettings> {
     read_settings(root, &arguments).ok()
 }
 
-/// The daemon that the kubelet uses, found by its unit, else by the first socket that is there. Its calls have no
-/// deadline of their own.
-pub(crate) async fn locate(root: &Arc<HostRoot>) -> Daemon {
+/// Where images are pulled: the daemon that the kubelet uses, found by its unit, else by the first socket that is
+/// there. Its calls have no deadline of their own.
+pub(crate) async fn pulls(root: &Arc<HostRoot>) -> Node {
     let settings = settings(root).await;
-    Daemon::patient(Arc::clone(root), socket(root, settings.as_ref()))
+    Node {
+        daemon: Daemon::patient(Arc::clone(root), socket(root, settings.as_ref())),
+        root: Arc::clone(root),
+        settings,
+    }
+}
+
+/// The same daemon, for who needs no more of it.
+pub(crate) async fn locate(root: &Arc<HostRoot>) -> Daemon {
+    pulls(root).await.daemon
 }
 
 fn socket<'a>(root: &HostRoot, settings: Option<&'a DaemonSettings>) -> &'a str {

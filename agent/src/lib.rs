@@ -18,7 +18,6 @@ pub mod serve;
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cli::{Cli, Command, LogFormat};
 use tokio::signal::unix::{SignalKind, signal};
@@ -39,15 +38,19 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         } => person::install(&host, prepare_only, json).await,
         Command::Uninstall { host, force, json } => person::uninstall(&host, force, json).await,
         Command::Status { host, json } => person::status(&host, json).await,
-        Command::Pull {
+        Command::Pull { host, pull } => person::pull_images(&host, pull).await,
+        Command::Release {
             host,
-            images,
-            parallelism,
-            attempts,
-            deadline,
+            owner,
+            keep,
+            remove_unused,
         } => {
-            let deadline = Duration::from_secs(deadline);
-            person::pull_images(&host, images, parallelism, attempts, deadline).await
+            let order = pull::Release {
+                owner,
+                keep,
+                remove_unused,
+            };
+            person::release_images(&host, &order).await
         }
         Command::Apply { journal } => {
             log_to_stderr(LogFormat::Text);

@@ -28,6 +28,7 @@ pub use undo::{EditRecord, Undo, UndoError, undo};
 pub use written::{Written, plan_written, undo_written};
 
 pub(crate) use facts::imports_of;
+pub(crate) use tree::Tree;
 
 #[cfg(test)]
 mod plan_tests;

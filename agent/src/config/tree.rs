@@ -20,6 +20,12 @@ pub(crate) enum Tree {
 }
 
 impl Tree {
+    /// Reads a document; `None` when it is not TOML.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        Some(Self::of(&Document::parse(text).ok()?))
+    }
+
     pub(crate) fn of(document: &Document<&str>) -> Self {
         table(document.as_table())
     }

@@ -76,6 +76,14 @@ impl HostRoot {
         self.resolve(path, OFlags::PATH).map(Held)
     }
 
+    /// The file system that holds `path`.
+    ///
+    /// # Errors
+    /// When there is nothing at `path`.
+    pub fn statvfs(&self, path: &str) -> io::Result<fs::StatVfs> {
+        Ok(fs::fstatvfs(self.resolve(path, OFlags::PATH)?)?)
+    }
+
     /// Whether anything lies at `path`.
     pub fn exists(&self, path: &str) -> bool {
         self.hold(path).is_ok()

@@ -178,6 +178,17 @@ impl Systemd {
         })
     }
 
+    /// The environment that a service's unit sets, as `NAME=value`.
+    ///
+    /// # Errors
+    /// [`SystemdError::NoSuchUnit`] when it is not loaded, or when systemd does not answer.
+    pub async fn environment(&self, name: &str) -> Result<Vec<String>, SystemdError> {
+        let reply = self.manager("GetUnit", &(name,)).await?;
+        let path: OwnedObjectPath = body("GetUnit", &reply)?;
+        let service = self.properties(&path, "org.freedesktop.systemd1.Service").await?;
+        Ok(take(&service, "Environment").unwrap_or_default())
+    }
+
     /// Whether a unit is loaded and active or becoming so.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The agent as a tool for a person on one node: a file for each command, and what all of them print.
 
+mod bars;
 mod install;
 mod output;
 mod plan;
@@ -15,7 +16,7 @@ use crate::install::Target;
 
 pub(crate) use install::{install, uninstall};
 pub(crate) use plan::plan;
-pub(crate) use pull::pull_images;
+pub(crate) use pull::{pull_images, release_images};
 pub(crate) use status::status;
 
 fn target(host: &Host) -> anyhow::Result<Target> {

@@ -1,381 +1,324 @@
-//! Carrying out an order of images.
+//! What is to be pulled and how, within the protocol's bounds.
 
-use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBuilder};
-use futures::StreamExt;
-use k8s_cri::v1::{Image, ImageSpec, ImageStatusRequest, PullImageRequest};
-use quartermaster_proto::v1::FailureReason;
+use quartermaster_proto::v1::{self, Credential};
 use thiserror::Error;
-use tokio::time::{Instant, sleep, timeout};
-use tonic::Status;
 
-use super::reason::{is_worth_another_attempt, reason_of, remedy_of};
-use super::reference::normalise;
-use crate::containerd::Daemon;
+use super::disk::Reserve;
+use super::pins::Pin;
 
 const MAX_IMAGES: usize = 1000;
 const MAX_REFERENCE: usize = 512;
 const MAX_PARALLELISM: u32 = 16;
 const MAX_ATTEMPTS: u32 = 10;
 const MAX_DEADLINE: Duration = Duration::from_secs(6 * 3600);
-const STATUS: Duration = Duration::from_secs(10);
+const MAX_CREDENTIALS: usize = 256;
+const MAX_OWNER: usize = 256;
+const MAX_PINS: usize = 64;
+
+const DEADLINE: Duration = Duration::from_secs(600);
+const ATTEMPTS: u32 = 3;
+const PARALLELISM: u32 = 3;
+const STALL: Duration = Duration::from_secs(60);
+
+/// Secrets that belong together. Its `Debug` shows none.
+pub type CredentialSet = Arc<Vec<Credential>>;
+
+/// One image that is wanted.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// As in a pod specification.
+    pub reference: String,
+    /// For each attempt.
+    pub deadline: Duration,
+    /// At least one.
+    pub attempts: u32,
+    /// Resolve it again even when it is there.
+    pub always: bool,
+    /// Secrets that may be used for it.
+    pub credentials: Vec<CredentialSet>,
+    /// Who wants it pinned.
+    pub pins: Vec<Pin>,
+}
 
 /// What is to be pulled and how.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Order {
-    images: Vec<String>,
-    parallelism: usize,
-    deadline: Duration,
-    attempts: u32,
+    /// In the order in which they are begun.
+    pub images: Vec<Wanted>,
+    /// Images at once.
+    pub parallelism: usize,
+    /// Ask the kubelet's credential providers too.
+    pub use_providers: bool,
+    /// What stays free of the disk.
+    pub reserve: Reserve,
+    /// How long a pull may go without a byte.
+    pub stall_after: Duration,
 }
 
 /// Why an order is not carried out at all.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum OrderError {
-    /// More images than one command may name.
-    #[error("{0} images in one command, at most {MAX_IMAGES} are allowed")]
-    TooMany(usize),
-    /// A reference longer than any can be.
-    #[error("a reference of {0} bytes, at most {MAX_REFERENCE} are allowed")]
-    TooLong(usize),
+    /// Too many of something.
+    #[error("{count} {what} in one command, at most {most} are allowed")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        count: usize,
+        /// How many may be.
+        most: usize,
+    },
+    /// Something longer than it can be.
+    #[error("{what} of {length} bytes, 1 to {most} are allowed")]
+    Length {
+        /// What.
+        what: &'static str,
+        /// How long.
+        length: usize,
+        /// How long it may be.
+        most: usize,
+    },
+    /// A duration that is none.
+    #[error("a duration is negative or too long")]
+    Duration,
+    /// A place in a list that it does not have.
+    #[error("{0} is asked for the credential set {1}, which was not sent")]
+    NoSuchSet(String, u32),
+}
+
+fn at_most(what: &'static str, count: usize, most: usize) -> Result<(), OrderError> {
+    if count > most {
+        return Err(OrderError::TooMany { what, count, most });
+    }
+    Ok(())
+}
+
+fn or(value: u32, default: u32, most: u32) -> u32 {
+    match value {
+        0 => default,
+        value => value.min(most),
+    }
+}
+
+fn duration(given: Option<prost_types::Duration>, default: Duration) -> Result<Duration, OrderError> {
+    let given = given
+        .map(Duration::try_from)
+        .transpose()
+        .map_err(|_| OrderError::Duration)?;
+    Ok(given
+        .filter(|given| !given.is_zero())
+        .unwrap_or(default)
+        .min(MAX_DEADLINE))
+}
+
+impl Wanted {
+    /// An image with the defaults: 10 minutes for each of 3 attempts, no pin, no secret.
+    pub fn new(reference: impl Into<String>) -> Self {
+        Self {
+            reference: reference.into(),
+            deadline: DEADLINE,
+            attempts: ATTEMPTS,
+            always: false,
+            credentials: Vec::new(),
+            pins: Vec::new(),
+        }
+    }
 }
 
 impl Order {
-    /// An order of these references; 0 and `None` stand for the defaults: 3 images at once, 10 minutes for each
-    /// attempt, 3 attempts.
+    /// An order of these images with the defaults: 3 at once, the kubelet's thresholds, 60 seconds without a byte.
+    pub fn new(images: Vec<Wanted>) -> Self {
+        Self {
+            images,
+            parallelism: PARALLELISM as usize,
+            use_providers: false,
+            reserve: Reserve::default(),
+            stall_after: STALL,
+        }
+    }
+
+    /// Reads a request.
     ///
     /// # Errors
     /// [`OrderError`] when it is larger than the protocol allows.
-    pub fn new(
-        images: Vec<String>,
-        parallelism: u32,
-        deadline: Option<Duration>,
-        attempts: u32,
-    ) -> Result<Self, OrderError> {
-        if images.len() > MAX_IMAGES {
-            return Err(OrderError::TooMany(images.len()));
-        }
-        if let Some(long) = images.iter().find(|image| image.len() > MAX_REFERENCE) {
-            return Err(OrderError::TooLong(long.len()));
-        }
-        let or = |value: u32, default: u32, most: u32| match value {
-            0 => default,
-            value => value.min(most),
-        };
+    pub fn of(request: v1::PullRequest) -> Result<Self, OrderError> {
+        at_most("images", request.images.len(), MAX_IMAGES)?;
+        let sets: Vec<CredentialSet> = request
+            .credential_sets
+            .into_iter()
+            .map(|set| {
+                at_most("credentials", set.credentials.len(), MAX_CREDENTIALS)?;
+                Ok(Arc::new(set.credentials))
+            })
+            .collect::<Result<_, OrderError>>()?;
+        let images = request
+            .images
+            .into_iter()
+            .map(|image| wanted(image, &sets))
+            .collect::<Result<_, OrderError>>()?;
+        let disk = request.disk.unwrap_or_default();
         Ok(Self {
             images,
-            parallelism: or(parallelism, 3, MAX_PARALLELISM) as usize,
-            deadline: deadline
-                .filter(|deadline| !deadline.is_zero())
-                .unwrap_or(Duration::from_secs(600))
-                .min(MAX_DEADLINE),
-            attempts: or(attempts, 3, MAX_ATTEMPTS),
+            parallelism: or(request.parallelism, PARALLELISM, MAX_PARALLELISM) as usize,
+            use_providers: request.use_node_credential_providers,
+            reserve: Reserve {
+                percent: (disk.percent > 0).then_some(disk.percent),
+                bytes: disk.bytes,
+            },
+            stall_after: duration(request.stall_after, STALL)?,
         })
     }
 }
 
-/// An image that is there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ready {
-    /// `repo@sha256:…` as CRI reports it, empty where it reports none.
-    pub digest: String,
-    /// It was there before.
-    pub was_present: bool,
-    /// In bytes, as CRI reports it.
-    pub size: u64,
-    /// From the first look to the proof.
-    pub took: Duration,
-}
-
-/// What happens to an image, under the name as it was given.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ImageEvent {
-    /// Its pull begins.
-    Started(String),
-    /// It is there.
-    Ready(String, Ready),
-    /// It is not.
-    Failed {
-        /// As given.
-        image: String,
-        /// The category.
-        reason: FailureReason,
-        /// In containerd's and the registry's own words.
-        message: String,
-        /// What can be done.
-        remedy: &'static str,
-        /// How often it was tried.
-        attempts: u32,
-    },
-}
-
-/// How an order ended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// References whose image is there.
-    pub ready: u32,
-    /// References whose image is not.
-    pub failed: u32,
-}
-
-/// Where reports go.
-pub type Sink = Arc<dyn Fn(ImageEvent) + Send + Sync>;
-
-/// Brings the images of an order onto the node. Dropping the future cancels the pulls that run.
-pub async fn pull(daemon: &Daemon, order: &Order, sink: &Sink) -> Tally {
-    let mut tally = Tally::default();
-    // One pull for all spellings of a name; each spelling gets its answer.
-    let mut names: Vec<String> = Vec::new();
-    let mut spellings: HashMap<String, Vec<String>> = HashMap::new();
-    for given in &order.images {
-        match normalise(given) {
-            Ok(name) => {
-                let known = spellings.entry(name.clone()).or_default();
-                if known.is_empty() {
-                    names.push(name);
-                }
-                if !known.contains(given) {
-                    known.push(given.clone());
-                }
-            }
-            Err(error) => {
-                tally.failed += 1;
-                sink(ImageEvent::Failed {
-                    image: given.clone(),
-                    reason: FailureReason::InvalidReference,
-                    message: error.to_string(),
-                    remedy: remedy_of(FailureReason::InvalidReference),
-                    attempts: 0,
-                });
-            }
-        }
+fn wanted(image: v1::WantedImage, sets: &[CredentialSet]) -> Result<Wanted, OrderError> {
+    let length = |what, length: usize, most| OrderError::Length { what, length, most };
+    if image.reference.len() > MAX_REFERENCE {
+        return Err(length("a reference", image.reference.len(), MAX_REFERENCE));
     }
-    let results = futures::stream::iter(names)
-        .map(|name| {
-            let given = spellings.get(&name).cloned().unwrap_or_default();
-            async move {
-                for image in &given {
-                    sink(ImageEvent::Started(image.clone()));
-                }
-                (given, one(daemon, order, &name).await)
-            }
+    at_most("pins of one image", image.pins.len(), MAX_PINS)?;
+    if let Some(pin) = image
+        .pins
+        .iter()
+        .find(|pin| pin.owner.is_empty() || pin.owner.len() > MAX_OWNER)
+    {
+        return Err(length("a pin's owner", pin.owner.len(), MAX_OWNER));
+    }
+    let credentials = image
+        .credential_sets
+        .iter()
+        .map(|at| {
+            let set = usize::try_from(*at).ok().and_then(|at| sets.get(at));
+            set.cloned()
+                .ok_or_else(|| OrderError::NoSuchSet(image.reference.clone(), *at))
         })
-        .buffer_unordered(order.parallelism);
-    let mut results = std::pin::pin!(results);
-    while let Some((given, result)) = results.next().await {
-        for image in given {
-            match &result {
-                Ok(ready) => {
-                    tally.ready += 1;
-                    sink(ImageEvent::Ready(image, ready.clone()));
-                }
-                Err(failed) => {
-                    tally.failed += 1;
-                    sink(ImageEvent::Failed {
-                        image,
-                        reason: failed.reason,
-                        message: failed.message.clone(),
-                        remedy: remedy_of(failed.reason),
-                        attempts: failed.attempts,
-                    });
-                }
-            }
-        }
-    }
-    tally
+        .collect::<Result<_, _>>()?;
+    Ok(Wanted {
+        deadline: duration(image.deadline, DEADLINE)?,
+        attempts: or(image.attempts, ATTEMPTS, MAX_ATTEMPTS),
+        always: image.always,
+        credentials,
+        pins: image.pins.into_iter().map(Pin::from).collect(),
+        reference: image.reference,
+    })
 }
 
-struct Failed {
-    reason: FailureReason,
-    message: String,
-    attempts: u32,
-}
-
-async fn one(daemon: &Daemon, order: &Order, name: &str) -> Result<Ready, Failed> {
-    let begun = Instant::now();
-    let ready = |image: Image, was_present| Ready {
-        digest: digest_of(&image, name),
-        was_present,
-        size: image.size,
-        took: begun.elapsed(),
-    };
-    // A daemon that does not answer now is asked again with the pull.
-    if let Ok(Some(image)) = status(daemon, name).await {
-        return Ok(ready(image, true));
-    }
-    let mut pauses = ExponentialBuilder::default()
-        .with_min_delay(Duration::from_millis(500))
-        .with_max_delay(Duration::from_secs(20))
-        .with_max_times(order.attempts as usize)
-        .with_jitter()
-        .build();
-    let mut attempts = 0;
-    loop {
-        attempts += 1;
-        let (reason, message) = match attempt(daemon, order, name).await {
-            Ok(image) => return Ok(ready(image, false)),
-            Err(failed) => failed,
-        };
-        tracing::info!(image = name, attempts, reason = reason.as_str_name(), %message, "a pull failed");
-        let pause = pauses.next();
-        match pause {
-            Some(pause) if attempts < order.attempts && is_worth_another_attempt(reason) => {
-                sleep(pause).await;
-            }
-            _ => {
-                return Err(Failed {
-                    reason,
-                    message,
-                    attempts,
-                });
-            }
+impl From<v1::Pin> for Pin {
+    fn from(pin: v1::Pin) -> Self {
+        Self {
+            until: pin.until.map(|until| u64::try_from(until.seconds).unwrap_or(0)),
+            owner: pin.owner,
         }
     }
 }
 
-async fn attempt(daemon: &Daemon, order: &Order, name: &str) -> Result<Image, (FailureReason, String)> {
-    let failed = |status: Status| {
-        let message = status.message().to_owned();
-        (reason_of(status.code(), &message), message)
-    };
-    let request = PullImageRequest {
-        image: Some(spec(name)),
-        ..Default::default()
-    };
-    let mut images = daemon.images();
-    match timeout(order.deadline, images.pull_image(request)).await {
-        Ok(answer) => answer.map_err(failed)?,
-        Err(_) => {
-            return Err((
-                FailureReason::DeadlineExceeded,
-                format!("{name} was not pulled within {} s", order.deadline.as_secs()),
-            ));
+impl From<Pin> for v1::Pin {
+    fn from(pin: Pin) -> Self {
+        Self {
+            owner: pin.owner,
+            until: pin.until.map(|seconds| prost_types::Timestamp {
+                seconds: i64::try_from(seconds).unwrap_or(i64::MAX),
+                nanos: 0,
+            }),
         }
-    };
-    // The answer to a pull is not the proof: what CRI finds under the name is what the kubelet will find.
-    match status(daemon, name).await {
-        Ok(Some(image)) => Ok(image),
-        Ok(None) => Err((
-            FailureReason::PullFailed,
-            format!("containerd pulled {name}, and CRI does not find it under that name"),
-        )),
-        Err(status) => Err(failed(status)),
     }
 }
 
-async fn status(daemon: &Daemon, name: &str) -> Result<Option<Image>, Status> {
-    let request = ImageStatusRequest {
-        image: Some(spec(name)),
-        verbose: false,
-    };
-    let mut images = daemon.images();
-    match timeout(STATUS, images.image_status(request)).await {
-        Ok(answer) => Ok(answer?.into_inner().image),
-        Err(_) => Err(Status::unavailable("containerd's ImageStatus does not answer")),
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reference)
     }
-}
-
-fn spec(name: &str) -> ImageSpec {
-    ImageSpec {
-        image: name.to_owned(),
-        ..Default::default()
-    }
-}
-
-/// The digest of the image in the repository that was asked for, or in any where that one is not listed.
-fn digest_of(image: &Image, name: &str) -> String {
-    let repository = name.split_once('@').map_or_else(
-        || name.rsplit_once(':').map_or(name, |(repository, _)| repository),
-        |(repository, _)| repository,
-    );
-    let mut digests = image.repo_digests.iter();
-    digests
-        .clone()
-        .find(|digest| digest.split('@').next() == Some(repository))
-        .or_else(|| digests.next())
-        .cloned()
-        .unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn orders_are_bounded_and_have_defaults() {
-        let order = Order::new(vec!["a".into()], 0, None, 0).unwrap();
-        assert_eq!((order.parallelism, order.attempts), (3, 3));
-        assert_eq!(order.deadline, Duration::from_secs(600));
-        let order = Order::new(vec![], 500, Some(Duration::MAX), 500).unwrap();
-        assert_eq!((order.parallelism, order.attempts), (16, 10));
-        assert_eq!(order.deadline, MAX_DEADLINE);
-        assert!(Order::new(vec!["a".into(); 1001], 0, None, 0).is_err());
-        assert!(Order::new(vec!["a".repeat(513)], 0, None, 0).is_err());
-    }
-
-    #[test]
-    fn the_digest_is_that_of_the_repository_asked_for() {
-        let image = Image {
-            repo_digests: vec!["a.io/x@sha256:1".into(), "b.io/x@sha256:2".into()],
+    fn request(images: Vec<v1::WantedImage>) -> v1::PullRequest {
+        v1::PullRequest {
+            images,
             ..Default::default()
-        };
-        assert_eq!(digest_of(&image, "b.io/x:1"), "b.io/x@sha256:2");
-        assert_eq!(digest_of(&image, "b.io:5000/y:1"), "a.io/x@sha256:1");
-        assert_eq!(digest_of(&Image::default(), "x"), "");
-    }
-
-    #[tokio::test]
-    async fn an_invalid_reference_fails_without_asking_anyone() {
-        let temporary = tempfile::tempdir().unwrap();
-        let root = Arc::new(crate::host::HostRoot::open(temporary.path()).unwrap());
-        let daemon = Daemon::new(root, "/nowhere.sock");
-        let events = Arc::new(std::sync::Mutex::new(Vec::new()));
-        let sink: Sink = {
-            let events = Arc::clone(&events);
-            Arc::new(move |event| events.lock().unwrap().push(event))
-        };
-        let order = Order::new(vec!["UPPER/x/Y z".into()], 0, None, 0).unwrap();
-        let tally = pull(&daemon, &order, &sink).await;
-        assert_eq!((tally.ready, tally.failed), (0, 1));
-        assert!(matches!(
-            events.lock().unwrap()[0],
-            ImageEvent::Failed {
-                reason: FailureReason::InvalidReference,
-                attempts: 0,
-                ..
-            }
-        ));
-    }
-
-    #[tokio::test]
-    async fn every_spelling_of_a_name_gets_its_answer() {
-        let temporary = tempfile::tempdir().unwrap();
-        let root = Arc::new(crate::host::HostRoot::open(temporary.path()).unwrap());
-        let daemon = Daemon::new(root, "/nowhere.sock");
-        let failed = Arc::new(std::sync::Mutex::new(Vec::new()));
-        let sink: Sink = {
-            let failed = Arc::clone(&failed);
-            Arc::new(move |event| {
-                if let ImageEvent::Failed {
-                    image,
-                    reason,
-                    attempts,
-                    ..
-                } = event
-                {
-                    failed.lock().unwrap().push((image, reason, attempts));
-                }
-            })
-        };
-        let images = ["nginx", "docker.io/nginx", "nginx:latest", "nginx"];
-        let order = Order::new(images.map(str::to_owned).into(), 0, None, 1).unwrap();
-        let tally = pull(&daemon, &order, &sink).await;
-        assert_eq!((tally.ready, tally.failed), (0, 3));
-        for (_, reason, attempts) in failed.lock().unwrap().iter() {
-            assert_eq!((*reason, *attempts), (FailureReason::ContainerdUnreachable, 1));
         }
+    }
+
+    fn image(reference: &str) -> v1::WantedImage {
+        v1::WantedImage {
+            reference: reference.to_owned(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn what_is_not_said_has_its_default() {
+        let order = Order::of(request(vec![image("a")])).unwrap();
+        assert_eq!((order.parallelism, order.images[0].attempts), (3, 3));
+        assert_eq!(order.images[0].deadline, Duration::from_secs(600));
+        assert_eq!(order.stall_after, Duration::from_secs(60));
+        assert_eq!(order.reserve, Reserve::default());
+    }
+
+    #[test]
+    fn orders_are_bounded() {
+        let most = v1::WantedImage {
+            attempts: 500,
+            deadline: Some(prost_types::Duration {
+                seconds: 1_000_000,
+                nanos: 0,
+            }),
+            ..image("a")
+        };
+        let order = Order::of(v1::PullRequest {
+            parallelism: 500,
+            ..request(vec![most])
+        })
+        .unwrap();
+        assert_eq!((order.parallelism, order.images[0].attempts), (16, 10));
+        assert_eq!(order.images[0].deadline, MAX_DEADLINE);
+        let negative = v1::WantedImage {
+            deadline: Some(prost_types::Duration {
+                seconds: -1,
+                nanos: 0,
+            }),
+            ..image("a")
+        };
+        let no_owner = v1::WantedImage {
+            pins: vec![v1::Pin::default()],
+            ..image("a")
+        };
+        let no_set = v1::WantedImage {
+            credential_sets: vec![0],
+            ..image("a")
+        };
+        for images in [
+            vec![image("a"); 1001],
+            vec![image(&"a".repeat(513))],
+            vec![negative],
+            vec![no_owner],
+            vec![no_set],
+        ] {
+            assert!(Order::of(request(images)).is_err());
+        }
+    }
+
+    #[test]
+    fn a_set_of_credentials_is_for_the_images_that_name_it() {
+        let mut secret = Credential::default();
+        secret.r#match = "a.io".to_owned();
+        let named = v1::WantedImage {
+            credential_sets: vec![0],
+            ..image("a.io/x")
+        };
+        let order = Order::of(v1::PullRequest {
+            credential_sets: vec![v1::CredentialSet {
+                credentials: vec![secret],
+            }],
+            ..request(vec![named, image("a.io/y")])
+        })
+        .unwrap();
+        assert_eq!(order.images[0].credentials[0][0].r#match, "a.io");
+        assert!(order.images[1].credentials.is_empty());
     }
 }

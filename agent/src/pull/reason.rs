@@ -9,8 +9,10 @@ pub fn reason_of(code: Code, message: &str) -> FailureReason {
     let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
     if says(&["no space left", "disk quota exceeded"]) {
         FailureReason::NoSpace
-    } else if says(&["429", "too many requests", "toomanyrequests"]) {
+    } else if says(&["429 too many", "too many requests", "toomanyrequests"]) {
         FailureReason::RateLimited
+    } else if says(&["503 service unavailable"]) {
+        FailureReason::RegistryOverloaded
     } else if says(&[
         "unauthorized",
         "authorization failed",
@@ -42,7 +44,6 @@ pub fn reason_of(code: Code, message: &str) -> FailureReason {
         "http response to https client",
         "500 internal server error",
         "502 bad gateway",
-        "503 service unavailable",
         "504 gateway",
         "unexpected eof",
         ": eof",
@@ -64,8 +65,17 @@ pub(crate) fn is_worth_another_attempt(reason: FailureReason) -> bool {
             | FailureReason::ImageNotFound
             | FailureReason::Unauthorized
             | FailureReason::NoSpace
+            | FailureReason::DiskReserve
+            | FailureReason::DoesNotFit
             | FailureReason::NotForThisNode
+            | FailureReason::Cancelled
     )
+}
+
+/// Whether another credential, or none, may be answered otherwise. A registry may deny that an image exists to who
+/// may not see it.
+pub(crate) fn is_about_credentials(reason: FailureReason) -> bool {
+    matches!(reason, FailureReason::Unauthorized | FailureReason::ImageNotFound)
 }
 
 /// What an operator can do.
@@ -82,6 +92,13 @@ pub(crate) fn remedy_of(reason: FailureReason) -> &'static str {
         FailureReason::RateLimited => "The registry limits pulls; use a mirror or wait.",
         FailureReason::DeadlineExceeded => "The pull was too slow; allow it more time.",
         FailureReason::NoSpace => "Free space where containerd keeps its images.",
+        FailureReason::RegistryOverloaded => "The registry is there and can't serve now; it is tried again.",
+        FailureReason::RegistryStalled => {
+            "The registry, or what is between, took the request and sends nothing; look at it from this node."
+        }
+        FailureReason::DiskReserve | FailureReason::DoesNotFit => {
+            "Free space where containerd keeps its images, or want fewer images on this node."
+        }
         FailureReason::NotForThisNode => {
             "The image has no variant for the node's operating system and processor."
         }

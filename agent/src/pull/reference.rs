@@ -84,6 +84,21 @@ pub fn normalise(reference: &str) -> Result<String, InvalidReference> {
     }
 }
 
+/// Registry of a full name, as in `host:5000`.
+pub(crate) fn registry_of(name: &str) -> &str {
+    name.split('/').next().unwrap_or_default()
+}
+
+/// Registry and repository of a full name, without tag and digest.
+pub(crate) fn repository_of(name: &str) -> &str {
+    let name = name.split('@').next().unwrap_or_default();
+    let slash = name.rfind('/').map_or(0, |at| at + 1);
+    match name[slash..].find(':') {
+        Some(at) => &name[..slash + at],
+        None => name,
+    }
+}
+
 fn is_domain(domain: &str) -> bool {
     let (host, port) = match domain.rsplit_once(':') {
         Some((host, port)) if !host.ends_with(':') => (host, Some(port)),
@@ -172,6 +187,21 @@ mod tests {
             ),
         ] {
             assert_eq!(normalise(given), Ok(wanted), "{given}");
+        }
+    }
+
+    #[test]
+    fn parts_of_full_names_are_found() {
+        for (name, registry, repository) in [
+            ("host:5000/a/b:1", "host:5000", "host:5000/a/b"),
+            ("host:5000/x@sha256:12", "host:5000", "host:5000/x"),
+            (
+                "docker.io/library/nginx:1",
+                "docker.io",
+                "docker.io/library/nginx",
+            ),
+        ] {
+            assert_eq!((registry_of(name), repository_of(name)), (registry, repository));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Commands in progress and lately ended: each has an id, and every stream of that id sees all its events.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,28 +16,66 @@ const MAX_ID: usize = 64;
 /// A command's events, and who listens.
 #[derive(Debug)]
 pub(crate) struct Command<E> {
-    events: Mutex<Vec<E>>,
-    /// How many events there are, and whether the last is among them.
-    length: watch::Sender<(usize, bool)>,
+    events: Mutex<Events<E>>,
+    /// The number of the next event, and whether the last one is there.
+    length: watch::Sender<(u64, bool)>,
     attached: watch::Sender<usize>,
+}
+
+/// By number, with gaps where a newer event has taken the place of an old one.
+#[derive(Debug)]
+struct Events<E> {
+    by_number: BTreeMap<u64, E>,
+    next: u64,
+    /// Of the event that the next one about the same subject replaces.
+    latest: HashMap<String, u64>,
 }
 
 impl<E: Clone + Send + Sync + 'static> Command<E> {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            events: Mutex::new(Vec::new()),
+            events: Mutex::new(Events {
+                by_number: BTreeMap::new(),
+                next: 0,
+                latest: HashMap::new(),
+            }),
             length: watch::Sender::new((0, false)),
             attached: watch::Sender::new(0),
         })
     }
 
+    /// An event that every stream sees.
     pub(crate) fn push(&self, event: E) {
-        let length = {
+        self.add(event, None, false);
+    }
+
+    /// How far something is. The next event about it takes its place, so that a long command holds no more than the
+    /// latest of each, and a stream that is slow or late sees only that.
+    pub(crate) fn push_latest(&self, subject: &str, event: E) {
+        self.add(event, Some(subject), true);
+    }
+
+    /// An event that every stream sees, in place of how far its subject was.
+    pub(crate) fn push_last(&self, subject: &str, event: E) {
+        self.add(event, Some(subject), false);
+    }
+
+    fn add(&self, event: E, subject: Option<&str>, is_replaced: bool) {
+        let next = {
             let mut events = locked(&self.events);
-            events.push(event);
-            events.len()
+            let number = events.next;
+            let before = subject.and_then(|subject| events.latest.remove(subject));
+            if let Some(before) = before {
+                events.by_number.remove(&before);
+            }
+            if let Some(subject) = subject.filter(|_| is_replaced) {
+                events.latest.insert(subject.to_owned(), number);
+            }
+            events.by_number.insert(number, event);
+            events.next += 1;
+            events.next
         };
-        self.length.send_modify(|state| state.0 = length);
+        self.length.send_modify(|state| state.0 = next);
     }
 
     pub(crate) fn end(&self) {
@@ -62,8 +100,12 @@ impl<E: Clone + Send + Sync + 'static> Command<E> {
             if there <= at {
                 return None;
             }
-            let event = locked(&attachment.command.events).get(at).cloned()?;
-            Some((Ok(event), (attachment, length, at + 1)))
+            let (number, event) = {
+                let events = locked(&attachment.command.events);
+                let (number, event) = events.by_number.range(at..).next()?;
+                (*number, event.clone())
+            };
+            Some((Ok(event), (attachment, length, number + 1)))
         })
     }
 
@@ -215,6 +257,29 @@ mod tests {
         }
         let late: Vec<_> = command.stream().collect().await;
         assert_eq!(late.len(), 3);
+    }
+
+    #[tokio::test]
+    async fn of_progress_only_the_latest_is_kept_and_none_after_the_end() {
+        let registry = Registry::new();
+        let command = new(&registry, "a");
+        let early = command.stream();
+        let mut early = std::pin::pin!(early);
+        command.push_latest("x", 1);
+        assert_eq!(early.next().await.unwrap().unwrap(), 1);
+        for progress in 2..100 {
+            command.push_latest("x", progress);
+            command.push_latest("y", progress * 1000);
+        }
+        assert_eq!(early.next().await.unwrap().unwrap(), 99);
+        command.push_last("x", 100);
+        command.push_last("y", 100_000);
+        command.end();
+        assert_eq!(locked(&command.events).by_number.len(), 2);
+        let late: Vec<u32> = command.stream().map(Result::unwrap).collect().await;
+        assert_eq!(late, [100, 100_000]);
+        let rest: Vec<u32> = early.map(Result::unwrap).collect().await;
+        assert_eq!(rest, [100, 100_000]);
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! The commands of `quartermaster.v1.Agent`.
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,6 +13,7 @@ use quartermaster_proto::v1::{
     ProvisionEvent, ProvisionRequest, PullDone, PullEvent, PullRequest, ReleaseRequest, ReleaseResponse,
     Stage, UnprovisionRequest, VerifyRequest, pull_event,
 };
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::command::{Command, Entry, Registry, locked};
@@ -20,7 +22,7 @@ use super::metrics::Metrics;
 use crate::describe::describe;
 use crate::failure::Failure;
 use crate::install::{self, Done, Progress, Stop, Target};
-use crate::pull::{Order, Sink, pull};
+use crate::pull::{Order, Release, Sink, pull, release};
 
 /// How long a pull goes on with nobody attached.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,6 +36,8 @@ pub struct Agent {
     term: AtomicU64,
     provisions: Registry<ProvisionEvent>,
     pulls: Registry<PullEvent>,
+    /// How to stop the pulls that run.
+    stops: Stops,
     /// Kind of the command that is changing the node.
     changing: Arc<Mutex<Option<&'static str>>>,
     metrics: Arc<Metrics>,
@@ -60,13 +64,17 @@ impl Agent {
             term: AtomicU64::new(0),
             provisions: Registry::new(),
             pulls: Registry::new(),
+            stops: Stops::default(),
             changing: Arc::default(),
             metrics,
         }
     }
 
-    /// Ends when no command runs any more.
+    /// Ends when no command runs any more. Pulls are stopped: nobody is left to go on with them for.
     pub(crate) async fn drain(&self) {
+        for token in locked(&self.stops).values() {
+            token.cancel();
+        }
         self.provisions.drained().await;
         self.pulls.drained().await;
     }
@@ -193,6 +201,33 @@ impl Agent {
     }
 }
 
+type Stops = Arc<Mutex<HashMap<String, CancellationToken>>>;
+
+/// A pull that can be stopped, for as long as it runs.
+struct Stopped {
+    stops: Stops,
+    id: String,
+    token: CancellationToken,
+}
+
+impl Stopped {
+    fn begin(stops: &Stops, id: &str) -> Self {
+        let token = CancellationToken::new();
+        locked(stops).insert(id.to_owned(), token.clone());
+        Self {
+            stops: Arc::clone(stops),
+            id: id.to_owned(),
+            token,
+        }
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        locked(&self.stops).remove(&self.id);
+    }
+}
+
 /// Ends a command's streams whatever becomes of its task.
 struct Ending<E: Clone + Send + Sync + 'static>(Arc<Command<E>>);
 
@@ -267,58 +302,99 @@ impl agent_server::Agent for Service {
     }
 
     async fn pull(&self, request: Request<PullRequest>) -> Result<Response<Self::PullStream>, Status> {
-        let request = request.into_inner();
-        let id = self.0.admit(request.header)?;
-        let first = request.images.first().cloned().unwrap_or_default();
-        let deadline = first
-            .deadline
-            .map(Duration::try_from)
-            .transpose()
-            .map_err(|_| Status::invalid_argument("the deadline is negative or too long"))?;
-        let images = request.images.into_iter().map(|image| image.reference).collect();
-        let order = Order::new(images, request.parallelism, deadline, first.attempts)
-            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let mut request = request.into_inner();
+        let id = self.0.admit(request.header.take())?;
+        let order = Order::of(request).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let command = match self.0.pulls.enter(&id, "pull")? {
             Entry::Known(command) => return Ok(streamed(&command)),
             Entry::New(command) => command,
         };
         let stream = streamed(&command);
+        let stopped = Stopped::begin(&self.0.stops, &id);
         let agent = Arc::clone(&self.0);
         tokio::spawn(async move {
             let ending = Ending(Arc::clone(&command));
             let reported = Arc::clone(&command);
-            let sink: Sink = Arc::new(move |event| reported.push(convert::image(event)));
-            let daemon = crate::describe::locate(&agent.target.root).await;
+            let sink: Sink = Arc::new(move |event| {
+                let (image, event, is_last) = convert::image(event);
+                if is_last {
+                    reported.push_last(&image, event);
+                } else {
+                    reported.push_latest(&image, event);
+                }
+            });
+            let node = crate::describe::pulls(&agent.target.root).await;
+            let cancelled = stopped.token.clone();
+            let pulling = pull(&node, &order, &sink, &cancelled);
+            tokio::pin!(pulling);
             let tally = tokio::select! {
-                tally = pull(&daemon, &order, &sink) => tally,
+                tally = &mut pulling => tally,
                 () = command.abandoned(PATIENCE) => {
                     tracing::info!(command = id, "a pull that nobody watches any more is stopped");
-                    agent.metrics.count("pull", false);
-                    return;
+                    cancelled.cancel();
+                    pulling.await
                 }
             };
             agent.metrics.count("pull", tally.failed == 0);
-            tracing::info!(command = id, ready = tally.ready, failed = tally.failed, "pulled");
+            tracing::info!(
+                command = id,
+                ready = tally.ready,
+                failed = tally.failed,
+                bytes = tally.fetched,
+                "pulled"
+            );
             command.push(PullEvent {
                 event: Some(pull_event::Event::Done(PullDone {
                     ready: tally.ready,
                     failed: tally.failed,
                     boot_id: crate::describe::boot_id(&agent.target.root),
-                    ..Default::default()
+                    bytes_fetched: tally.fetched,
+                    pins_held: tally.pins_held,
                 })),
             });
+            drop(stopped);
             drop(ending);
         });
         Ok(stream)
     }
 
     async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
-        self.0.admit(request.into_inner().header)?;
-        Err(Status::unimplemented("pulls can't be cancelled yet"))
+        let request = request.into_inner();
+        self.0.admit(request.header)?;
+        let running = locked(&self.0.stops).get(&request.command_id).cloned();
+        if let Some(token) = &running {
+            tracing::info!(command = request.command_id, "a pull is cancelled");
+            token.cancel();
+        }
+        Ok(Response::new(CancelResponse {
+            was_running: running.is_some(),
+        }))
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {
-        self.0.admit(request.into_inner().header)?;
-        Err(Status::unimplemented("pins are not set yet"))
+        let request = request.into_inner();
+        self.0.admit(request.header)?;
+        if request.owner.is_empty() || request.keep.len() > 1000 {
+            return Err(Status::invalid_argument(
+                "a release names its owner and keeps at most 1000 images",
+            ));
+        }
+        let order = Release {
+            owner: Some(request.owner),
+            keep: request.keep,
+            remove_unused: request.remove_unused,
+        };
+        let node = crate::describe::pulls(&self.0.target.root).await;
+        let released = release(&node.daemon, &order)
+            .await
+            .map_err(|status| Status::unavailable(format!("containerd: {}", status.message())))?;
+        tracing::info!(
+            owner = order.owner,
+            released = released.released,
+            removed = released.removed,
+            held = released.held.len(),
+            "released"
+        );
+        Ok(Response::new(convert::released(released)))
     }
 }
