@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
+use testbed::fleet::{self, Chaos, Scenario, Temper};
 use testbed::layout::State;
 use testbed::record::Record;
 use testbed::{Cluster, Progress, Spec, forwarder, teardown};
@@ -97,6 +98,56 @@ enum Action {
     Kubeconfig {
         #[command(flatten)]
         testbed: Name,
+    },
+    /// Put the real coordinator before thousands of simulated nodes, on a testbed of its own, and measure it.
+    Fleet {
+        /// Name of the testbed.
+        #[arg(long, default_value = "fleet")]
+        name: String,
+        /// How many nodes.
+        #[arg(long, default_value_t = 500)]
+        nodes: usize,
+        /// How many images.
+        #[arg(long, default_value_t = 100)]
+        images: usize,
+        /// What times, failures and losses are drawn from.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// What is done with the fleet.
+        #[arg(
+            long,
+            value_enum,
+            value_delimiter = ',',
+            default_value = "absent,present,restart,provision"
+        )]
+        scenario: Vec<Scenario>,
+        /// Mean time in which an agent pulls an image, in milliseconds; three are pulled at once.
+        #[arg(long, default_value_t = 150)]
+        latency: u64,
+        /// The part of commands and pulls that fail, from 0 to 1.
+        #[arg(long, default_value_t = 0.0)]
+        failures: f64,
+        /// The part of commands whose connection is lost in the middle, from 0 to 1.
+        #[arg(long, default_value_t = 0.0)]
+        losses: f64,
+    },
+    /// Deal out faults at random to simulated nodes, two coordinators and the API server, and check what must hold.
+    Chaos {
+        /// Name of the testbed.
+        #[arg(long, default_value = "chaos")]
+        name: String,
+        /// How many nodes.
+        #[arg(long, default_value_t = 40)]
+        nodes: usize,
+        /// What is drawn from; one of the clock's if none is given. It is printed.
+        #[arg(long)]
+        seed: Option<u64>,
+        /// For how long, such as 120s, 2m or 1h.
+        #[arg(long, default_value = "2m", value_parser = duration)]
+        duration: Duration,
+        /// How many nodes may be down by us.
+        #[arg(long, default_value_t = 4)]
+        max_unavailable: usize,
     },
     /// Carries connections from the host to the API server; started by `up`.
     #[command(name = forwarder::SUBCOMMAND, hide = true)]
@@ -190,13 +241,59 @@ fn act(action: Action) -> Result<()> {
             let progress = Progress::terminal();
             progress.step(&format!("{node} booted"), || cluster.start_node(&node))?;
             progress.step(&format!("{node} Ready"), || {
-                cluster.wait_until_ready(&[&node], std::time::Duration::from_secs(120))
+                cluster.wait_until_ready(&[&node], Duration::from_secs(120))
             })
         }
         Action::Kubeconfig {
             testbed: Name { name },
         } => {
             println!("{}", Cluster::open(&name)?.kubeconfig().display());
+            Ok(())
+        }
+        Action::Fleet {
+            name,
+            nodes,
+            images,
+            seed,
+            scenario,
+            latency,
+            failures,
+            losses,
+        } => {
+            let options = fleet::Options {
+                name,
+                nodes,
+                images,
+                seed,
+                scenarios: scenario,
+                temper: Temper {
+                    image: Duration::from_millis(latency),
+                    failures,
+                    losses,
+                    ..Temper::default()
+                },
+            };
+            let measured = fleet::run(options, &Progress::terminal())?;
+            print!("{}", fleet::table(&measured));
+            Ok(())
+        }
+        Action::Chaos {
+            name,
+            nodes,
+            seed,
+            duration,
+            max_unavailable,
+        } => {
+            let chaos = Chaos {
+                name,
+                nodes,
+                seed: seed.unwrap_or_else(fleet::seed_of_the_clock),
+                duration,
+                max_unavailable,
+            };
+            for line in fleet::chaos(&chaos, &Progress::terminal())? {
+                println!("{line}");
+            }
             Ok(())
         }
         Action::Forward {
@@ -227,6 +324,19 @@ fn up(name: &str, nodes: &str, recreate: bool) -> Result<()> {
         cluster.kubeconfig().display()
     );
     Ok(())
+}
+
+/// Reads `90s`, `2m` or `1h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = text.split_at(text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len());
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return Err("write it as 90s, 2m or 1h".to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("{number:?} is no number"))?;
+    Ok(Duration::from_secs(number * seconds))
 }
 
 fn status() -> Result<()> {

@@ -16,6 +16,7 @@ use crate::host;
 use crate::layout::State;
 use crate::node::Node;
 use crate::parts::Parts;
+use crate::process::{Background, Launch, Process, record_path};
 use crate::progress::Progress;
 use crate::record::Record;
 use crate::spec::{NodeSpec, Spec};
@@ -172,6 +173,56 @@ impl Cluster {
     /// If there is no such image, or the registry refuses it.
     pub fn push(&self, image: impl AsRef<std::path::Path>, name: &str) -> Result<()> {
         registry::push(&self.fabric, &image.as_ref().display().to_string(), name)
+    }
+
+    /// Runs `work` on a thread that has entered the fabric's network; threads that it starts are in there too.
+    ///
+    /// # Errors
+    /// If the network is gone, or whatever `work` fails with.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        self.fabric.within(work)
+    }
+
+    /// Starts a program of the host as a process of the testbed in the fabric's network; its log is named by its role, and
+    /// [`Cluster::down`] ends it.
+    ///
+    /// # Errors
+    /// If it can't be started, or ends at once; with its log's last lines.
+    pub fn start_in_fabric(
+        &self,
+        role: &str,
+        command: Vec<OsString>,
+        env: Vec<(&str, OsString)>,
+    ) -> Result<Background> {
+        let mut args = self.fabric.enter();
+        args.extend(command);
+        Launch {
+            role,
+            args,
+            env,
+            cgroups: &self.cgroups.make_control_plane()?,
+            run: &self.state.run(),
+            logs: &self.state.logs(),
+        }
+        .start()
+    }
+
+    /// A process of the control plane, such as `kube-apiserver`; none if it does not run.
+    #[must_use]
+    pub fn process(&self, role: &str) -> Option<Process> {
+        Process::recorded(&record_path(&self.state.run(), role)).filter(Process::is_alive)
+    }
+
+    /// The kubeconfig of its administrator for clients in the fabric, which need no forwarder.
+    #[must_use]
+    pub fn kubeconfig_in_fabric(&self) -> PathBuf {
+        self.state.pki().join("admin.kubeconfig")
+    }
+
+    /// The folder that goes with the testbed.
+    #[must_use]
+    pub fn state(&self) -> &std::path::Path {
+        self.state.root()
     }
 
     /// Cuts a node's power: everything on it ends at once, its disk stays as it is.

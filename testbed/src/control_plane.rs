@@ -117,44 +117,46 @@ impl ControlPlane<'_> {
         })
     }
 
-    /// Starts the API server and waits until it is ready.
+    /// Starts the API server and waits until it is ready. Where Nodes are `simulated` it leaves them as they are made: no
+    /// controller is there to take away the taint that it gives new ones.
     ///
     /// # Errors
     /// If it does not come up; with its log's end.
-    pub fn start_api_server(&self) -> Result<()> {
+    pub fn start_api_server(&self, simulated: bool) -> Result<()> {
         let address = self.plan.fabric().to_string();
         let pki = |file: &str| self.state.pki().join(file);
-        let server = self.start(
-            "kube-apiserver",
-            vec![
-                flag("etcd-servers", ETCD),
-                flag("bind-address", &address),
-                flag("advertise-address", &address),
-                flag("secure-port", API_PORT.to_string()),
-                flag("tls-cert-file", pki("apiserver.crt")),
-                flag("tls-private-key-file", pki("apiserver.key")),
-                flag("client-ca-file", pki("ca.crt")),
-                flag("service-account-key-file", pki("sa.pub")),
-                flag("service-account-signing-key-file", pki("sa.key")),
-                flag(
-                    "service-account-issuer",
-                    "https://kubernetes.default.svc.cluster.local",
-                ),
-                flag("service-cluster-ip-range", SERVICE_RANGE),
-                flag("authorization-mode", "Node,RBAC"),
-                flag("enable-admission-plugins", "NodeRestriction"),
-                flag("kubelet-client-certificate", pki("kubelet-client.crt")),
-                flag("kubelet-client-key", pki("kubelet-client.key")),
-                flag("kubelet-certificate-authority", pki("ca.crt")),
-                // By name it would look them up, and the fabric knows no node's name.
-                flag("kubelet-preferred-address-types", "InternalIP"),
-                flag("allow-privileged", "true"),
-                flag("endpoint-reconciler-type", "lease"),
-                // There is no kube-proxy in the fabric: webhooks and aggregated APIs are called at their pods.
-                flag("enable-aggregator-routing", "true"),
-                flag("profiling", "false"),
-            ],
-        )?;
+        let mut flags = vec![
+            flag("etcd-servers", ETCD),
+            flag("bind-address", &address),
+            flag("advertise-address", &address),
+            flag("secure-port", API_PORT.to_string()),
+            flag("tls-cert-file", pki("apiserver.crt")),
+            flag("tls-private-key-file", pki("apiserver.key")),
+            flag("client-ca-file", pki("ca.crt")),
+            flag("service-account-key-file", pki("sa.pub")),
+            flag("service-account-signing-key-file", pki("sa.key")),
+            flag(
+                "service-account-issuer",
+                "https://kubernetes.default.svc.cluster.local",
+            ),
+            flag("service-cluster-ip-range", SERVICE_RANGE),
+            flag("authorization-mode", "Node,RBAC"),
+            flag("enable-admission-plugins", "NodeRestriction"),
+            flag("kubelet-client-certificate", pki("kubelet-client.crt")),
+            flag("kubelet-client-key", pki("kubelet-client.key")),
+            flag("kubelet-certificate-authority", pki("ca.crt")),
+            // By name it would look them up, and the fabric knows no node's name.
+            flag("kubelet-preferred-address-types", "InternalIP"),
+            flag("allow-privileged", "true"),
+            flag("endpoint-reconciler-type", "lease"),
+            // There is no kube-proxy in the fabric: webhooks and aggregated APIs are called at their pods.
+            flag("enable-aggregator-routing", "true"),
+            flag("profiling", "false"),
+        ];
+        if simulated {
+            flags.push(flag("disable-admission-plugins", "TaintNodesByCondition"));
+        }
+        let server = self.start("kube-apiserver", flags)?;
         server.wait_until("to be ready", DEADLINE, || {
             self.kubectl().args(["get", "--raw=/readyz"]).output()?;
             Ok(true)

@@ -95,9 +95,11 @@ pub struct Background {
     pub log: PathBuf,
 }
 
-/// Joins the cgroups named before `--`, writes its id, and becomes the program after `--`.
+/// Joins the cgroups named before `--`, writes its id, and becomes the program after `--`. It keeps no descriptor of whoever
+/// runs us: a lock that a wrapper took for a command (`exec 9>lock; flock 9`) was held for as long as the testbed stood.
 const JOIN: &str = r#"set -e
 pidfile=$1; shift
+exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-
 while [ "$1" != -- ]; do echo 0 > "$1"; shift; done
 shift
 echo $$ > "$pidfile.new"; mv "$pidfile.new" "$pidfile"

@@ -80,8 +80,27 @@ impl Spec {
             name: name.to_owned(),
             nodes,
         };
+        if spec.nodes.is_empty() {
+            return Err(SpecError::Count {
+                asked: 0,
+                max: MAX_NODES,
+            });
+        }
         spec.validate()?;
         Ok(spec)
+    }
+
+    /// A testbed of an API server and its etcd alone: no node, no controller, no registry. Whoever makes Nodes there plays
+    /// the parts of all others.
+    ///
+    /// # Errors
+    /// [`SpecError::TestbedName`].
+    pub fn api_server_alone(name: &str) -> Result<Self, SpecError> {
+        check_testbed_name(name)?;
+        Ok(Self {
+            name: name.to_owned(),
+            nodes: Vec::new(),
+        })
     }
 
     /// Checks names, versions and counts; [`crate::Cluster::up`] does this first.
@@ -90,7 +109,7 @@ impl Spec {
     /// The first thing found wrong.
     pub fn validate(&self) -> Result<(), SpecError> {
         check_testbed_name(&self.name)?;
-        if self.nodes.is_empty() || self.nodes.len() > MAX_NODES {
+        if self.nodes.len() > MAX_NODES {
             return Err(SpecError::Count {
                 asked: self.nodes.len(),
                 max: MAX_NODES,
