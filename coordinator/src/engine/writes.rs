@@ -33,7 +33,7 @@ impl Engine {
         let Some(node) = self.nodes.get(name) else {
             return false;
         };
-        let writes = node.marks.writes_to(wanted, name, &node.uid);
+        let writes = node.marks.writes_to(wanted, &node.uid);
         if writes.is_empty() {
             return false;
         }
@@ -73,9 +73,15 @@ async fn write_node(client: kube::Client, name: &str, writes: Writes) -> Result<
     let mut last = None;
     let status = async |last: &mut Option<Node>| -> Result<(), WriteError> {
         if let Some(status) = &writes.status {
-            // The whole of what this manager owns; on the subresource an apply can't create a Node.
-            let apply = PatchParams::apply("quartermaster-condition").force();
-            *last = Some(nodes.patch_status(name, &apply, &Patch::Apply(status)).await?);
+            let params = PatchParams {
+                field_manager: Some("quartermaster-condition".to_owned()),
+                ..PatchParams::default()
+            };
+            *last = Some(
+                nodes
+                    .patch_status(name, &params, &Patch::Strategic(status))
+                    .await?,
+            );
         }
         Ok(())
     };

@@ -83,7 +83,9 @@ pub enum RestartKind {
 /// The requests that bring a Node's marks from one state to another.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Writes {
-    /// Whole status that our field manager owns, for a server-side apply on the subresource.
+    /// Strategic merge patch of our condition on the subresource: it goes by the condition's type. An apply that takes the
+    /// condition back takes with it all of the status that no field manager owns, and what a kubelet registered with is
+    /// owned by none until it first reports.
     pub status: Option<Value>,
     /// Merge patch of labels and annotations.
     pub metadata: Option<Value>,
@@ -195,7 +197,7 @@ impl Marks {
     }
 
     /// The writes that lead from these marks to `wanted` on the Node of this name and uid.
-    pub fn writes_to(&self, wanted: &Self, name: &str, uid: &str) -> Writes {
+    pub fn writes_to(&self, wanted: &Self, uid: &str) -> Writes {
         let mut labels = Map::new();
         let mut annotations = Map::new();
         put(&mut labels, AGENT, &self.agent, &wanted.agent);
@@ -240,10 +242,9 @@ impl Marks {
             metadata = Some(patch);
         }
         let status = (self.condition != wanted.condition).then(|| {
-            let conditions: Vec<Value> = wanted
-                .condition
-                .iter()
-                .map(|c| {
+            let condition = wanted.condition.as_ref().map_or_else(
+                || json!({"type": CONDITION, "$patch": "delete"}),
+                |c| {
                     json!({
                         "type": CONDITION,
                         "status": if c.status { "True" } else { "False" },
@@ -251,14 +252,9 @@ impl Marks {
                         "message": c.message,
                         "lastTransitionTime": c.since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
                     })
-                })
-                .collect();
-            json!({
-                "apiVersion": "v1",
-                "kind": "Node",
-                "metadata": {"name": name, "uid": uid},
-                "status": {"conditions": conditions},
-            })
+                },
+            );
+            json!({"metadata": {"uid": uid}, "status": {"conditions": [condition]}})
         });
         Writes {
             status,

@@ -12,12 +12,12 @@ fn ready() -> Marks {
 
 #[test]
 fn equal_marks_write_nothing() {
-    assert!(ready().writes_to(&ready(), "worker-1", "u").is_empty());
+    assert!(ready().writes_to(&ready(), "u").is_empty());
 }
 
 #[test]
 fn labels_that_invite_pods_are_written_after_the_condition() {
-    let writes = Marks::default().writes_to(&ready(), "worker-1", "u");
+    let writes = Marks::default().writes_to(&ready(), "u");
     assert!(writes.status_first);
     assert_eq!(
         writes.metadata,
@@ -31,7 +31,7 @@ fn labels_that_invite_pods_are_written_after_the_condition() {
 
 #[test]
 fn labels_that_invite_pods_are_taken_away_before_the_condition() {
-    let writes = ready().writes_to(&ready().without_provisioning(), "worker-1", "u");
+    let writes = ready().writes_to(&ready().without_provisioning(), "u");
     assert!(!writes.status_first);
     assert_eq!(
         writes.metadata,
@@ -43,7 +43,7 @@ fn labels_that_invite_pods_are_taken_away_before_the_condition() {
     );
     assert_eq!(
         writes.status.expect("a status")["status"]["conditions"],
-        json!([])
+        json!([{"type": "WasmRuntimeReady", "$patch": "delete"}])
     );
 }
 
@@ -86,7 +86,7 @@ fn a_restart_is_read_back_as_it_was_written() {
         ..Marks::default()
     };
     let patch = Marks::default()
-        .writes_to(&wanted, "n", "u")
+        .writes_to(&wanted, "u")
         .metadata
         .expect("a patch");
     let text = patch["metadata"]["annotations"][RESTART]
