@@ -7,11 +7,14 @@ TAG ?= 0.1.0
 ENGINE ?= $(firstword $(foreach e,docker podman buildah,$(if $(shell command -v $(e) 2>/dev/null),$(e))))
 KUBECTL ?= kubectl
 CARGO ?= cargo
-# What `make bench` measures: provision, prefetch, or nothing for all.
+# What `make bench` measures: provision, prefetch, fleet, or nothing for all.
 ONLY ?=
+# For how long `make soak` deals out faults, and what they are drawn from.
+SOAK ?= 1h
+SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check unit end-to-end generate demo demo-down kubectl bench images push install uninstall deploy undeploy
+.PHONY: help setup build test check unit end-to-end soak generate demo demo-down kubectl bench images push install uninstall deploy undeploy
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,7 +38,10 @@ unit: setup
 	$(CARGO) test -p quartermaster-agent --test '*' --locked
 
 end-to-end: setup ## The end-to-end tests alone; TESTBED_KEEP=1 leaves their cluster up
-	$(CARGO) test -p testbed --test end_to_end --locked
+	$(CARGO) test -p testbed --test end_to_end --test chaos --locked
+
+soak: setup ## Faults at random for an hour (SOAK=10m for less); SEED=… draws the same ones again
+	TESTBED_CHAOS=$(SOAK) $(if $(SEED),TESTBED_SEED=$(SEED)) $(CARGO) test -p testbed --test chaos --locked
 
 generate: setup ## Write the CustomResourceDefinition from the code
 	$(CARGO) run -q -p quartermaster-coordinator --locked -- crd > target/crd.yaml && mv target/crd.yaml manifests/base/crd.yaml
@@ -49,7 +55,7 @@ demo-down: setup ## Take the demo's cluster down
 kubectl: ## Open a shell in which kubectl speaks to the demo's cluster
 	KUBECONFIG=$$($(CARGO) run -q -p testbed --locked --bin testbed -- kubeconfig --name qm) $${SHELL:-sh}
 
-bench: setup ## Measure; ONLY=provision or ONLY=prefetch for a part
+bench: setup ## Measure; ONLY=provision, ONLY=prefetch or ONLY=fleet for a part
 	$(CARGO) run -q -p testbed --locked --bin bench -- $(ONLY)
 
 images: ## Build both images as $(IMG)-agent:$(TAG) and $(IMG)-coordinator:$(TAG)

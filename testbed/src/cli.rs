@@ -143,7 +143,7 @@ enum Action {
         #[arg(long)]
         seed: Option<u64>,
         /// For how long, such as 120s, 2m or 1h.
-        #[arg(long, default_value = "2m", value_parser = duration)]
+        #[arg(long, default_value = "2m", value_parser = fleet::duration)]
         duration: Duration,
         /// How many nodes may be down by us.
         #[arg(long, default_value_t = 4)]
@@ -324,19 +324,6 @@ fn up(name: &str, nodes: &str, recreate: bool) -> Result<()> {
         cluster.kubeconfig().display()
     );
     Ok(())
-}
-
-/// Reads `90s`, `2m` or `1h`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = text.split_at(text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len());
-    let seconds = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        _ => return Err("write it as 90s, 2m or 1h".to_owned()),
-    };
-    let number: u64 = number.parse().map_err(|_| format!("{number:?} is no number"))?;
-    Ok(Duration::from_secs(number * seconds))
 }
 
 fn status() -> Result<()> {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use testbed::deployment::{self, Options, workspace};
+use testbed::fleet::{self, Scenario, Temper};
 use testbed::images::Product;
 use testbed::{Cluster, Progress, Spec, images, wait_for};
 
@@ -20,13 +21,27 @@ fn main() -> Result<()> {
     let parts: Vec<String> = std::env::args().skip(1).collect();
     for part in &parts {
         ensure!(
-            ["provision", "prefetch"].contains(&part.as_str()),
-            "there is no part {part}; the parts are provision and prefetch"
+            ["provision", "prefetch", "fleet"].contains(&part.as_str()),
+            "there is no part {part}; the parts are provision, prefetch and fleet"
         );
     }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
 
     let mut table = Table::default();
+    if wanted("provision") || wanted("prefetch") {
+        on_three_nodes(&wanted, &mut table)?;
+    }
+    if wanted("fleet") {
+        fleets(&mut table)?;
+    }
+    table.print();
+    let file = workspace().join("target/bench.json");
+    fs::write(&file, serde_json::to_string_pretty(&table.rows)?).context("target/bench.json")?;
+    println!("\nAlso in target/bench.json.");
+    Ok(())
+}
+
+fn on_three_nodes(wanted: &impl Fn(&str) -> bool, table: &mut Table) -> Result<()> {
     let spec = Spec::parse(NAME, NODES)?;
     Cluster::down(NAME)?;
     let start = Instant::now();
@@ -51,16 +66,41 @@ fn main() -> Result<()> {
         table.add(&format!("image {name}, compressed"), &[megabytes(size)], "MB");
     }
     if wanted("provision") {
-        provision(&cluster, &product, &mut table)?;
+        provision(&cluster, &product, table)?;
     }
     if wanted("prefetch") {
-        prefetch(&cluster, &mut table)?;
+        prefetch(&cluster, table)?;
     }
-    Cluster::down(NAME)?;
-    table.print();
-    let file = workspace().join("target/bench.json");
-    fs::write(&file, serde_json::to_string_pretty(&table.rows)?).context("target/bench.json")?;
-    println!("\nAlso in target/bench.json.");
+    Cluster::down(NAME)
+}
+
+/// Simulated fleets of growing size, or of the sizes in `FLEET_NODES`: also a table of their own and a picture.
+fn fleets(table: &mut Table) -> Result<()> {
+    let sizes = std::env::var("FLEET_NODES").unwrap_or_else(|_| "100,500,1000,2500,5000".to_owned());
+    let mut measured = Vec::new();
+    for size in sizes.split(',') {
+        let options = fleet::Options {
+            name: "bench-fleet".to_owned(),
+            nodes: size.trim().parse().context("FLEET_NODES")?,
+            images: 100,
+            seed: 1,
+            scenarios: Scenario::all(),
+            temper: Temper {
+                image: Duration::from_millis(150),
+                ..Temper::default()
+            },
+        };
+        let these = fleet::run(options, &Progress::terminal())?;
+        for m in &these {
+            table.add(&format!("{} nodes, {}", m.nodes, m.what), &[m.value], m.unit);
+        }
+        measured.extend(these);
+    }
+    let text = fleet::table(&measured);
+    println!("\n{text}");
+    fs::write(workspace().join("target/fleet.md"), text).context("target/fleet.md")?;
+    fs::write(workspace().join("target/fleet.svg"), fleet::growth(&measured)?).context("target/fleet.svg")?;
+    println!("Also in target/fleet.md, and as a picture in target/fleet.svg.");
     Ok(())
 }
 

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use super::fault::{Fault, draw_fault};
 use super::ledger::locked;
 use super::machine::{MISSING, Machine};
-use super::replica::Replica;
+use super::replica::{Profile, Replica};
 use super::temper::Temper;
 use super::{Fleet, Plan, blocking, objects, on_stage, replica, replica_flags};
 use crate::cluster::Cluster;
@@ -65,7 +65,7 @@ pub fn run(options: &Chaos, progress: &Progress) -> Result<Vec<String>> {
         "chaos needs more than {CONTROL_PLANES} nodes"
     );
     progress.note(format!("chaos with seed {}", options.seed));
-    let program = progress.long_step("the coordinator is built", replica::build)?;
+    let program = progress.long_step("the coordinator is built", || replica::build(Profile::Dev))?;
     on_stage(&options.name, progress, async |cluster| {
         let client = super::administrator(cluster).await?;
         let kubeconfig = objects::coordinator_kubeconfig(&client, cluster).await?;

@@ -24,6 +24,7 @@ mod temper;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -185,4 +186,35 @@ pub fn seed_of_the_clock() -> u64 {
 /// Waits, off the runtime's own threads, for what is done by blocking.
 fn blocking<T>(work: impl FnOnce() -> T) -> T {
     tokio::task::block_in_place(work)
+}
+
+/// Reads `90s`, `2m` or `1h`.
+///
+/// # Errors
+/// For anything else; with how to write it.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = text.split_at(text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len());
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return Err("write it as 90s, 2m or 1h".to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("{number:?} is no number"))?;
+    Ok(Duration::from_secs(number * seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_has_a_number_and_a_unit() {
+        let seconds = |text: &str| duration(text).map(|time| time.as_secs());
+        assert_eq!(seconds("90s"), Ok(90));
+        assert_eq!(seconds("1h"), Ok(3600));
+        for text in ["", "5", "m", "-1s", "1d"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
 }

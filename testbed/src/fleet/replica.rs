@@ -43,12 +43,21 @@ pub(super) struct Usage {
     pub resident: u64,
 }
 
-/// Builds the coordinator for this machine; `TESTBED_PROFILE=dev` takes cargo's `dev` profile, whose numbers mean nothing.
+/// How the coordinator is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Profile {
+    /// As it is shipped, unless `TESTBED_PROFILE=dev` asks for less: then no number means anything.
+    Shipped,
+    /// As the tests are, which have built most of it already.
+    Dev,
+}
+
+/// Builds the coordinator for this machine.
 ///
 /// # Errors
 /// If it does not build.
-pub(super) fn build() -> Result<PathBuf> {
-    let dev = std::env::var("TESTBED_PROFILE").is_ok_and(|profile| profile == "dev");
+pub(super) fn build(profile: Profile) -> Result<PathBuf> {
+    let dev = profile == Profile::Dev || std::env::var("TESTBED_PROFILE").is_ok_and(|name| name == "dev");
     let root = workspace();
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(&root).args([

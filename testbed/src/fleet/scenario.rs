@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 
 use super::observer::Seen;
-use super::replica::{Replica, Usage};
+use super::replica::{Profile, Replica, Usage};
 use super::temper::Temper;
 use super::{Fleet, Plan, blocking, objects, on_stage, replica, replica_flags};
 use crate::progress::Progress;
@@ -32,6 +32,14 @@ pub enum Scenario {
     Restart,
     /// Every node becomes able to run Wasm, a tenth at a time.
     Provision,
+}
+
+impl Scenario {
+    /// All of them.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        Self::value_variants().to_vec()
+    }
 }
 
 /// A fleet, and what is done with it.
@@ -83,7 +91,7 @@ pub fn run(options: Options, progress: &Progress) -> Result<Vec<Measurement>> {
         options.nodes > CONTROL_PLANES,
         "a fleet has more than {CONTROL_PLANES} nodes"
     );
-    let program = progress.long_step("the coordinator is built", replica::build)?;
+    let program = progress.long_step("the coordinator is built", || replica::build(Profile::Shipped))?;
     let name = options.name.clone();
     on_stage(&name, progress, async |cluster| {
         let client = super::administrator(cluster).await?;
@@ -103,6 +111,7 @@ pub fn run(options: Options, progress: &Progress) -> Result<Vec<Measurement>> {
             images: options.images,
             max_unavailable,
             progress,
+            peak: 0,
         };
         let begun = Instant::now();
         let plan = Plan {
@@ -144,6 +153,8 @@ struct Course<'a> {
     images: usize,
     max_unavailable: usize,
     progress: &'a Progress,
+    /// The most memory of a process that has ended.
+    peak: u64,
 }
 
 /// Where all counters stood.
@@ -174,8 +185,8 @@ impl Course<'_> {
                 Scenario::Provision => self.provision(fleet).await?,
             }
         }
-        let peak = blocking(|| self.replica.usage())?.peak;
-        self.add("memory, the most in all", peak as f64 / 1e6, "MB", Some(100.0));
+        let peak = blocking(|| self.replica.usage())?.peak.max(self.peak);
+        self.add("memory, the most in all", megabytes(peak), "MB", Some(100.0));
         Ok(())
     }
 
@@ -207,7 +218,7 @@ impl Course<'_> {
         );
         self.add(
             "absent: memory so far",
-            after.usage.peak as f64 / 1e6,
+            megabytes(after.usage.peak),
             "MB",
             Some(100.0),
         );
@@ -246,7 +257,7 @@ impl Course<'_> {
         );
         self.add(
             "present: memory so far",
-            after.usage.peak as f64 / 1e6,
+            megabytes(after.usage.peak),
             "MB",
             Some(100.0),
         );
@@ -256,6 +267,7 @@ impl Course<'_> {
     async fn restart(&mut self, fleet: &Fleet<'_>) -> Result<()> {
         self.until_steady().await?;
         let before = self.mark(fleet)?;
+        self.peak = self.peak.max(before.usage.peak);
         blocking(|| self.replica.terminate())?;
         let begun = Instant::now();
         blocking(|| {
@@ -276,16 +288,11 @@ impl Course<'_> {
             "s",
             None,
         );
-        self.add(
-            "restart: memory",
-            after.usage.peak as f64 / 1e6,
-            "MB",
-            Some(100.0),
-        );
+        self.add("restart: memory", megabytes(after.usage.peak), "MB", Some(100.0));
         let woken = after.commands - before.commands + after.enrolments - before.enrolments + after.lines
             - before.lines;
         self.add("restart: agents woken", count(woken), "", Some(0.0));
-        let writes: f64 = after.writes.values().sum();
+        let writes = after.writes.values().sum::<f64>().abs();
         self.add("restart: writes but the Lease", writes, "", Some(0.0));
         Ok(())
     }
@@ -495,4 +502,8 @@ fn patches_of_nodes(fleet: &Fleet<'_>) -> Result<f64> {
 
 fn count(n: u64) -> f64 {
     n as f64
+}
+
+fn megabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
 }
