@@ -11,10 +11,14 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use testbed::deployment::{self, Options};
 use testbed::{Cluster, Progress, Spec};
 
+#[path = "end_to_end/by_hand.rs"]
+mod by_hand;
 #[path = "end_to_end/crash.rs"]
 mod crash;
 #[path = "end_to_end/hand.rs"]
 mod hand;
+#[path = "end_to_end/payload.rs"]
+mod payload;
 #[path = "end_to_end/prefetch.rs"]
 mod prefetch;
 #[path = "end_to_end/provision.rs"]
@@ -68,6 +72,54 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "a_restarted_coordinator_wakes_no_agent",
         prefetch::a_restarted_coordinator_wakes_no_agent,
+    ),
+    (
+        "exit_codes_tell_a_person_what_came_of_it",
+        by_hand::exit_codes_tell_a_person_what_came_of_it,
+    ),
+    (
+        "a_unit_whose_restart_would_end_pods_is_refused",
+        by_hand::a_unit_whose_restart_would_end_pods_is_refused,
+    ),
+    (
+        "units_that_restart_along_are_named_in_the_plan",
+        by_hand::units_that_restart_along_are_named_in_the_plan,
+    ),
+    (
+        "a_restart_that_would_end_pods_is_refused_before_anything_is_touched",
+        by_hand::a_restart_that_would_end_pods_is_refused_before_anything_is_touched,
+    ),
+    (
+        "owner_mode_attributes_and_links_of_the_configuration_stay",
+        by_hand::owner_mode_attributes_and_links_of_the_configuration_stay,
+    ),
+    (
+        "a_file_that_cannot_be_replaced_is_left_alone_and_containerd_too",
+        by_hand::a_file_that_cannot_be_replaced_is_left_alone_and_containerd_too,
+    ),
+    (
+        "a_configuration_that_changes_before_its_swap_is_planned_again",
+        by_hand::a_configuration_that_changes_before_its_swap_is_planned_again,
+    ),
+    (
+        "a_node_without_a_network_is_installed_and_proven_by_hand",
+        by_hand::a_node_without_a_network_is_installed_and_proven_by_hand,
+    ),
+    (
+        "the_payload_runs_a_module_on_a_root_without_a_libc",
+        payload::the_payload_runs_a_module_on_a_root_without_a_libc,
+    ),
+    (
+        "a_cut_or_altered_copy_is_never_used",
+        payload::a_cut_or_altered_copy_is_never_used,
+    ),
+    (
+        "an_upgrade_leaves_pods_running_and_containerd_alone",
+        payload::an_upgrade_leaves_pods_running_and_containerd_alone,
+    ),
+    (
+        "the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us",
+        payload::the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us,
     ),
     (
         "a_node_survives_the_death_of_the_agent_between_any_two_steps",

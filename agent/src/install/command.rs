@@ -49,6 +49,8 @@ pub struct Done {
     pub restarted: bool,
     /// How long its socket did not answer.
     pub socket_gap: Option<Duration>,
+    /// Whether files of ours were put on the node, or put there anew.
+    pub placed: bool,
     /// Whether what disturbs the node is still to come.
     pub prepared_only: bool,
     /// The unified diff of the configuration; empty when nothing was changed.

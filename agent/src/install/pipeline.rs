@@ -124,10 +124,11 @@ impl Installation<'_> {
             };
             let edit = match planned {
                 Plan::NothingToDo => {
-                    self.place().await?;
-                    return self
-                        .finish(&detected, state, swapped.take(), Done::default())
-                        .await;
+                    let done = Done {
+                        placed: self.place().await?.copied > 0,
+                        ..Done::default()
+                    };
+                    return self.finish(&detected, state, swapped.take(), done).await;
                 }
                 Plan::Adopt(adoption) => match self.adopt(&detected, state).await? {
                     Some(done) => return Ok(done),
@@ -169,6 +170,7 @@ impl Installation<'_> {
                 let so_far = Done {
                     restarted: true,
                     socket_gap: Some(done.gap),
+                    placed: true,
                     prepared_only: false,
                     diff,
                 };

@@ -21,7 +21,10 @@ pub(crate) async fn install(host: &Host, prepare_only: bool, json: bool) -> anyh
     let was = install::state(&target.root).map(|state| state.state);
     let result = install::install(&target, &voice.progress(), stop).await;
     let nothing = result.as_ref().is_ok_and(|done| {
-        !done.restarted && !done.prepared_only && was.is_ok_and(|state| state == InstallState::Installed)
+        !done.restarted
+            && !done.placed
+            && !done.prepared_only
+            && was.is_ok_and(|state| state == InstallState::Installed)
     });
     Ok(voice.end(Purpose::Install, &result, nothing))
 }
