@@ -1,7 +1,6 @@
 //! Whatever dies in the middle, a node ends wholly old or wholly new, and healthy. The points at which it dies are those
 //! that the agent counts itself, so a step that is added tomorrow is tested tomorrow.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -97,7 +96,9 @@ fn survives(stage: &Stage, fault: Fault) -> Result<()> {
         let threads: Vec<_> = nodes
             .iter()
             .enumerate()
-            .map(|(position, node)| scope.spawn(move || survives_on(stage, node, position, fault)))
+            .map(|(position, node)| {
+                scope.spawn(move || survives_on(stage, node, (position, nodes.len()), fault))
+            })
             .collect();
         threads
             .into_iter()
@@ -111,14 +112,14 @@ fn survives(stage: &Stage, fault: Fault) -> Result<()> {
     Ok(())
 }
 
-fn survives_on(stage: &Stage, node: &str, position: usize, fault: Fault) -> Result<usize> {
+fn survives_on(stage: &Stage, node: &str, (position, nodes): (usize, usize), fault: Fault) -> Result<usize> {
     let ground = Ground::prepare(stage, node)?;
     let result: Result<usize> = (|| {
         if fault == Fault::FullDisk {
             ground.hand.sh(SMALL_DISKS)?;
         }
         let points = ground.points()?;
-        let survived = ground.run(fault, chosen(fault, points, position))?;
+        let survived = ground.run(fault, chosen(fault, points, position, nodes))?;
         ground.check_pod(fault != Fault::PowerCut)?;
         Ok(survived)
     })();
@@ -128,34 +129,23 @@ fn survives_on(stage: &Stage, node: &str, position: usize, fault: Fault) -> Resu
     Ok(survived)
 }
 
-/// The points to try. In a soak these are all. Otherwise one of the payload's files stands for the others, the two nodes
-/// share containerd's deaths between them, and the power is cut where the host unit goes from one step to the next.
-fn chosen(fault: Fault, points: Vec<Point>, position: usize) -> Vec<Point> {
-    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+/// The points to try. In a soak these are all, on each node. Otherwise the nodes share them, one of the payload's files
+/// stands for the others, and the power is cut where the host unit goes from one step to the next.
+fn chosen(fault: Fault, points: Vec<Point>, position: usize, nodes: usize) -> Vec<Point> {
+    let mut files = 0;
     points
         .into_iter()
         .filter(|point| fault.hits(point))
-        .enumerate()
-        .filter(|(n, point)| {
-            if soak() {
-                return true;
-            }
-            if point.effect.starts_with("write of the payload") {
-                let times = seen.entry(point.effect[..20].to_owned()).or_default();
-                *times += 1;
-                return *times == 3;
-            }
-            match fault {
-                Fault::Containerd => n % 2 == position % 2,
-                Fault::PowerCut => {
-                    let step = ["rename to ", "RestartUnit", "wait until"]
-                        .iter()
-                        .any(|word| point.effect.starts_with(word));
-                    step && n % 2 == position % 2
-                }
-                _ => true,
-            }
+        .filter(|point| {
+            let file = point.effect.starts_with("write of the payload");
+            files += usize::from(file);
+            let step = ["rename to ", "RestartUnit", "wait until"]
+                .iter()
+                .any(|word| point.effect.starts_with(word));
+            soak() || (!file || files == 3) && (fault != Fault::PowerCut || step)
         })
+        .enumerate()
+        .filter(|(n, _)| soak() || n % nodes == position)
         .map(|(_, point)| point)
         .collect()
 }

@@ -56,7 +56,8 @@ if [ "$fault" = booted ]; then
 else
     rm -rf "$QUARTERMASTER_FAULTS" && mkdir -p "$QUARTERMASTER_FAULTS"
     [ "$fault" = none ] || echo "$command $ordinal $([ "$fault" = kill ] && echo kill || echo stop)" > "$QUARTERMASTER_FAULTS/order"
-    agent "$operation" > $hand/first 2>&1 & agent=$!
+    # Not by the function: its subshell would be the process that is watched.
+    "$hand/quartermaster-agent" "$operation" --payload "$hand/payload" > $hand/first 2>&1 & agent=$!
 fi
 case $fault in
     containerd | full | cut)
