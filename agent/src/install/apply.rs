@@ -302,7 +302,7 @@ impl Swap {
         let gauge = Gauge::start(&self.root, &journal.socket);
         if journal.unit.is_empty() {
             // k0s watches the file and restarts containerd by itself.
-            let healthy = wait_healthy(&self.root, &journal.socket, &journal.promise, wanted, deadline).await;
+            let healthy = wait_healthy(&self.root, &journal.socket, &self.promise(), wanted, deadline).await;
             let gap = gauge.finish().await;
             return healthy.map(|()| gap);
         }

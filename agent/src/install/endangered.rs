@@ -1,10 +1,11 @@
 //! Pods that a restart of containerd would end, whoever ordered it.
 //!
-//! At its start containerd asks every shim it finds for its processes. One that answers with none is taken for a
-//! leftover of a crash and ended ("cleaning leaked shim process": `runtime/v2/shim_load.go` in 1.6 and 1.7,
-//! `core/runtime/v2/shim_load.go` in 2.x). The answer comes from a cgroup, and there are nodes whose running
-//! containers are in another: systemd of 2024 and later, on cgroup v1, takes sandboxes out of the devices hierarchy
-//! in which runc looks. From 2.0 on CRI's sandboxes are known by their own store and are spared; containers are not.
+//! At its start containerd asks every shim it finds for its processes. One that answers with none, or not at all, is
+//! taken for a leftover of a crash and ended ("cleaning leaked shim process": since 1.7, `runtime/v2/shim_load.go`
+//! there and `core/runtime/v2/shim_load.go` in 2.x; a 1.6.20 was seen to leave such shims alone). The answer comes from
+//! a cgroup, and there are nodes whose running containers are in another: systemd of 2024 and later, on cgroup v1,
+//! takes sandboxes out of the devices hierarchy in which runc looks. From 2.0 on CRI's sandboxes are known by their
+//! own store and are spared; containers are not.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -15,7 +16,7 @@ use futures::StreamExt;
 use k8s_cri::v1::{ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandboxState};
 use quartermaster_proto::v1::FailureReason;
 use thiserror::Error;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Status};
 
@@ -27,6 +28,8 @@ const NAMESPACE: &str = "k8s.io";
 /// Each question has the shim start a program.
 const AT_ONCE: usize = 8;
 const PAUSE: Duration = Duration::from_millis(300);
+/// For a containerd that is restarting just now.
+const AWAKE: Duration = Duration::from_secs(15);
 const SHOWN: usize = 5;
 
 /// Why containerd is not restarted.
@@ -72,7 +75,6 @@ fn named(pods: &[String]) -> String {
 /// A running shim's task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Task {
-    id: String,
     /// `namespace/name`
     pod: String,
     is_sandbox: bool,
@@ -82,6 +84,9 @@ struct Task {
 
 /// The pods of `tasks` that a start of this containerd would end.
 fn endangered(version: Version, tasks: &[Task]) -> Vec<String> {
+    if (version.major, version.minor) < (1, 7) {
+        return Vec::new();
+    }
     let pods: BTreeSet<&str> = tasks
         .iter()
         .filter(|task| task.processes == 0 && (version.major < 2 || !task.is_sandbox))
@@ -95,11 +100,18 @@ fn endangered(version: Version, tasks: &[Task]) -> Vec<String> {
 /// # Errors
 /// [`RestartUnsafe`].
 pub(crate) async fn check(daemon: &Daemon, version: Version) -> Result<(), RestartUnsafe> {
+    let deadline = Instant::now() + AWAKE;
     let look = || async {
-        let tasks = tasks(daemon)
-            .await
-            .map_err(|status| RestartUnsafe::NoAnswer(status.message().to_owned()))?;
-        Ok(endangered(version, &tasks))
+        loop {
+            match tasks(daemon).await {
+                Ok(tasks) => return Ok(endangered(version, &tasks)),
+                Err(status) if Instant::now() > deadline => {
+                    return Err(RestartUnsafe::NoAnswer(status.message().to_owned()));
+                }
+                // Somebody restarts it in this moment.
+                Err(_) => sleep(PAUSE).await,
+            }
+        }
     };
     if look().await?.is_empty() {
         return Ok(());
@@ -145,21 +157,18 @@ async fn tasks(daemon: &Daemon) -> Result<Vec<Task>, Status> {
     }
     let pods = &pods;
     let asked = futures::stream::iter(running).map(|(id, sandbox, is_sandbox)| async move {
-        let processes = processes(daemon, &id).await?;
-        let pod = pods.get(&sandbox).cloned().unwrap_or_else(|| sandbox.clone());
-        Ok(processes.map(|processes| Task {
-            id,
-            pod,
+        Ok(Task {
+            pod: pods.get(&sandbox).cloned().unwrap_or(sandbox),
+            processes: processes(daemon, &id).await?,
             is_sandbox,
-            processes,
-        }))
+        })
     });
-    let answers: Vec<Result<Option<Task>, Status>> = asked.buffer_unordered(AT_ONCE).collect().await;
-    answers.into_iter().filter_map(Result::transpose).collect()
+    let answers: Vec<Result<Task, Status>> = asked.buffer_unordered(AT_ONCE).collect().await;
+    answers.into_iter().collect()
 }
 
-/// How many processes containerd would find for a task. `None` where the shim does not answer, which spares it.
-async fn processes(daemon: &Daemon, id: &str) -> Result<Option<usize>, Status> {
+/// How many processes containerd would find for a task.
+async fn processes(daemon: &Daemon, id: &str) -> Result<usize, Status> {
     let mut request = Request::new(ListPidsRequest {
         container_id: id.to_owned(),
     });
@@ -167,10 +176,10 @@ async fn processes(daemon: &Daemon, id: &str) -> Result<Option<usize>, Status> {
         .metadata_mut()
         .insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
     match TasksClient::new(daemon.channel()).list_pids(request).await {
-        Ok(answer) => Ok(Some(answer.into_inner().processes.len())),
-        Err(status) if status.code() == Code::NotFound => Ok(Some(0)),
+        Ok(answer) => Ok(answer.into_inner().processes.len()),
         Err(status) if status.code() == Code::Unavailable => Err(status),
-        Err(_) => Ok(None),
+        // A shim's error counts as no process, in containerd too.
+        Err(_) => Ok(0),
     }
 }
 
@@ -180,7 +189,6 @@ mod tests {
 
     fn task(pod: &str, is_sandbox: bool, processes: usize) -> Task {
         Task {
-            id: String::new(),
             pod: pod.to_owned(),
             is_sandbox,
             processes,
@@ -188,17 +196,13 @@ mod tests {
     }
 
     #[test]
-    fn sandboxes_without_processes_are_ended_by_1_x_and_spared_by_2_x() {
+    fn sandboxes_without_processes_are_ended_by_1_7_and_spared_by_others() {
         let tasks = [
             task("default/fine", true, 1),
             task("default/lost", true, 0),
             task("default/lost", false, 2),
         ];
-        for (version, wanted) in [
-            ("1.6.20", &["default/lost"][..]),
-            ("1.7.24", &["default/lost"]),
-            ("2.1.9", &[]),
-        ] {
+        for (version, wanted) in [("1.6.20", &[][..]), ("1.7.24", &["default/lost"]), ("2.1.9", &[])] {
             assert_eq!(
                 endangered(Version::parse(version).unwrap(), &tasks),
                 wanted,
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_without_processes_are_ended_by_all() {
+    fn containers_without_processes_are_ended_by_1_7_and_later() {
         let tasks = [task("default/a", true, 1), task("default/a", false, 0)];
         for version in ["1.7.24", "2.4.2"] {
             assert_eq!(

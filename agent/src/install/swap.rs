@@ -24,6 +24,8 @@ const WATCH_LIMIT: Duration = Duration::from_secs(330);
 const START: Duration = Duration::from_secs(20);
 /// For a restart and all that follows until containerd is healthy, in seconds.
 const HEALTHY_WITHIN: u64 = 60;
+/// For what the host unit does after its outcome.
+const LAST_STEPS: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(5);
 /// How often a host unit that systemd has given up is started again.
 const STARTS: u32 = 3;
@@ -209,6 +211,7 @@ async fn drive(systemd: &Systemd, state: &HostDir) -> Result<Outcome, SwapError>
         let mut polls: u32 = 0;
         loop {
             if let Some(outcome) = outcome(state)? {
+                ended(systemd).await?;
                 return Ok(outcome);
             }
             polls += 1;
@@ -226,6 +229,16 @@ async fn drive(systemd: &Systemd, state: &HostDir) -> Result<Outcome, SwapError>
         }
     }
     Err(SwapError::NoOutcome)
+}
+
+/// Waits until the host unit is gone: after its outcome it takes away what it had put there, and a removal that was
+/// quicker would leave it behind.
+async fn ended(systemd: &Systemd) -> Result<(), SwapError> {
+    let deadline = Instant::now() + LAST_STEPS;
+    while systemd.is_loaded(APPLY_UNIT).await? && Instant::now() < deadline {
+        sleep(POLL).await;
+    }
+    Ok(())
 }
 
 fn outcome(state: &HostDir) -> io::Result<Option<Outcome>> {

@@ -1,6 +1,7 @@
 //! The numbers that are published: measured on the testbed, printed as a table, and written to
 //! `target/bench.json` as an array of name, value and unit. What it is compared with runs beside it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -104,7 +105,52 @@ fn fleets(table: &mut Table) -> Result<()> {
     Ok(())
 }
 
+/// What each stage of an installation takes, by hand on the node, from the agent's own lines.
+fn stages(cluster: &Cluster, product: &Product, table: &mut Table) -> Result<()> {
+    let image = format!("{}/{}", cluster.registry(), product.agent.name);
+    let bring = format!(
+        "set -e; mkdir -p /root/bench/mnt; cd /root/bench; crictl pull {image} >/dev/null
+         ctr -n k8s.io images mount {image} /root/bench/mnt >/dev/null; cp -a mnt/payload mnt/quartermaster-agent .
+         ctr -n k8s.io images unmount --rm /root/bench/mnt >/dev/null"
+    );
+    for node in WORKERS {
+        cluster.exec(node, &["sh", "-c", &bring])?;
+        let (mut took, mut gaps) = (BTreeMap::<String, Vec<f64>>::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let said = cluster.exec(
+                node,
+                &[
+                    "/root/bench/quartermaster-agent",
+                    "install",
+                    "--json",
+                    "--payload=/root/bench/payload",
+                ],
+            )?;
+            for line in said.lines() {
+                let line: Value = serde_json::from_str(line)?;
+                if let (Some(stage), Some(took_ms)) = (line["stage"].as_str(), line["milliseconds"].as_f64())
+                {
+                    took.entry(stage.to_owned()).or_default().push(took_ms);
+                }
+                gaps.extend(line["socketGapMilliseconds"].as_f64());
+            }
+            cluster.exec(node, &["/root/bench/quartermaster-agent", "uninstall"])?;
+        }
+        cluster.exec(node, &["rm", "-r", "/root/bench"])?;
+        for (stage, took) in took {
+            table.add(&format!("by hand: {stage}, {node}"), &took, "ms");
+        }
+        table.add(
+            &format!("by hand: containerd without a socket, {node}"),
+            &gaps,
+            "ms",
+        );
+    }
+    Ok(())
+}
+
 fn provision(cluster: &Cluster, product: &Product, table: &mut Table) -> Result<()> {
+    stages(cluster, product, table)?;
     for node in WORKERS {
         let (mut cold, mut warm, mut ends) = (Vec::new(), Vec::new(), Vec::new());
         let (mut gaps, mut memory) = (Vec::new(), Vec::new());

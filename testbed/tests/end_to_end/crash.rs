@@ -180,6 +180,8 @@ impl<'a> Ground<'a> {
         stage.until_phase(&pod, "Running")?;
         let container = container(stage, &pod)?.0;
         hand.sh(QUICK)?;
+        // What a run that was broken off has left.
+        hand.agent("uninstall")?;
         hand.sh(&format!("cp /etc/containerd/config.toml {HAND}/original"))?;
         hand.ends(0, "install")?;
         hand.sh(&format!("cp /etc/containerd/config.toml {HAND}/edited"))?;
