@@ -238,8 +238,11 @@ impl HostDir {
     /// # Errors
     /// When it is there and cannot be removed.
     pub fn remove(&self, name: &str) -> io::Result<()> {
-        if std::fs::symlink_metadata(self.path(name)).is_ok() {
-            checkpoint(format_args!("remove {name}"));
+        match std::fs::symlink_metadata(self.path(name)) {
+            Ok(_) => checkpoint(format_args!("remove {name}")),
+            // A read-only file system refuses to remove even what is not there.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
         }
         match std::fs::remove_file(self.path(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

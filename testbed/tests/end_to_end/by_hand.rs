@@ -202,26 +202,25 @@ pub(crate) fn a_restart_that_would_end_pods_is_refused_before_anything_is_touche
     if hand.sh("test -d /sys/fs/cgroup/devices").is_err() {
         return Ok(());
     }
-    const SANDBOX: &str = "id=$(crictl pods --quiet --name POD); pid=$(crictl inspectp --output go-template --template '{{.info.pid}}' $id)";
-    const CONTAINER: &str = "id=$(crictl ps --quiet --pod $(crictl pods --quiet --name POD)); pid=$(crictl inspect --output go-template --template '{{.info.pid}}' $id)";
+    const SANDBOX: &str = "id=$(crictl pods --quiet --state ready --name POD); pid=$(crictl inspectp --output go-template --template '{{.info.pid}}' $id)";
+    const CONTAINER: &str = "id=$(crictl ps --quiet --pod $(crictl pods --quiet --state ready --name POD)); pid=$(crictl inspect --output go-template --template '{{.info.pid}}' $id)";
     // From 2.0 on containerd knows its sandboxes by another way, and its containers no better than before.
-    for (node, which, refused) in [
-        ("worker-17", SANDBOX, true),
-        ("worker-24", SANDBOX, false),
-        ("worker-24", CONTAINER, true),
+    for (pod, node, which, refused) in [
+        ("stray-sandbox-17", "worker-17", SANDBOX, true),
+        ("stray-sandbox-24", "worker-24", SANDBOX, false),
+        ("stray-container-24", "worker-24", CONTAINER, true),
     ] {
         let hand = Hand::on(stage, node)?;
         let before = hand.config()?;
-        let pod = format!("strays-{node}");
-        stage.cluster.apply(&server_pod(&pod, node, None))?;
-        stage.until_phase(&pod, "Running")?;
+        stage.cluster.apply(&server_pod(pod, node, None))?;
+        stage.until_phase(pod, "Running")?;
         hand.sh(&format!(
             "{}
              echo $pid > /sys/fs/cgroup/devices/cgroup.procs; ! ctr -n k8s.io tasks ps $id | grep -qw $pid",
-            which.replace("POD", &pod)
+            which.replace("POD", pod)
         ))?;
         let restarts = || -> Result<Value> {
-            let object = stage.get(&["pod", &pod])?;
+            let object = stage.get(&["pod", pod])?;
             Ok(object["status"]["containerStatuses"][0]["restartCount"].clone())
         };
         if refused {
@@ -231,16 +230,16 @@ pub(crate) fn a_restart_that_would_end_pods_is_refused_before_anything_is_touche
             hand.ends(0, "uninstall")?;
         }
         hand.is_as_before(&before)?;
-        stage.until_phase(&pod, "Running")?;
+        stage.until_phase(pod, "Running")?;
         ensure!(restarts()? == 0, "{pod} did not run through");
-        stage.delete_pods(&[&pod])?;
+        stage.delete_pods(&[pod])?;
     }
     Ok(())
 }
 
 pub(crate) fn owner_mode_attributes_and_links_of_the_configuration_stay(stage: &Stage) -> Result<()> {
     const SHOW: &str = "cd /etc/containerd; readlink config.toml; stat -c '%u:%g %a' real.toml
-        perl -e '$v = \"\\0\" x 16; $n = syscall($ARGV[0], \"real.toml\", \"user.test\", $v, 16); print substr($v, 0, $n), \"\\n\"' $GET; sha256sum < real.toml";
+        perl -e '($f, $k, $v) = (\"real.toml\", \"user.test\", \"\\0\" x 16); $n = syscall($ARGV[0], $f, $k, $v, 16); print substr($v, 0, $n), \"\\n\"' $GET; sha256sum < real.toml";
     // perl knows no attributes, and Debian's minimal root has no other tool.
     const NUMBERS: &str = "case $(uname -m) in x86_64) SET=188 GET=191 ;; *) SET=5 GET=8 ;; esac; ";
     for node in ["worker-17", "worker-24"] {
@@ -248,7 +247,7 @@ pub(crate) fn owner_mode_attributes_and_links_of_the_configuration_stay(stage: &
         let before = hand.config()?;
         hand.sh(&format!(
             "{NUMBERS} set -e; cd /etc/containerd; mv config.toml real.toml; ln -s real.toml config.toml; chown 1234:4321 real.toml; chmod 640 real.toml
-             perl -e 'exit syscall($ARGV[0], \"real.toml\", \"user.test\", \"mark\", 4, 0)' $SET"
+             perl -e '($f, $k, $v) = (\"real.toml\", \"user.test\", \"mark\"); exit syscall($ARGV[0], $f, $k, $v, 4, 0)' $SET"
         ))?;
         then(
             || {

@@ -51,6 +51,9 @@ impl Stage {
         self.annotate(&NODES, "kwasm.sh/kwasm-node-")?;
         for node in NODES {
             self.until_unmarked(node)?;
+            // What was installed by hand.
+            let script = "cd /root/hand 2>/dev/null && [ -e /opt/quartermaster ] && ./quartermaster-agent uninstall --payload payload; true";
+            self.cluster.exec(node, &["sh", "-c", script])?;
         }
         Ok(())
     }
