@@ -42,8 +42,6 @@ end-to-end: setup ## The end-to-end tests alone; TESTBED_KEEP=1 leaves their clu
 
 soak: setup ## Faults at random for an hour (SOAK=10m for less); SEED=… draws the same ones again
 	TESTBED_CHAOS=$(SOAK) $(if $(SEED),TESTBED_SEED=$(SEED)) $(CARGO) test -p testbed --test chaos --locked
-
-soak: setup ## What `make test` only samples, at length: every crash at every point on all four versions of containerd
 	TESTBED_SOAK=1 $(CARGO) test -p testbed --test end_to_end --locked -- a_node_survives
 
 generate: setup ## Write the CustomResourceDefinition from the code

@@ -86,6 +86,22 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         by_hand::units_that_restart_along_are_named_in_the_plan,
     ),
     (
+        "a_node_survives_the_death_of_the_agent_between_any_two_steps",
+        crash::a_node_survives_the_death_of_the_agent_between_any_two_steps,
+    ),
+    (
+        "a_node_survives_the_death_of_the_host_unit_between_any_two_steps",
+        crash::a_node_survives_the_death_of_the_host_unit_between_any_two_steps,
+    ),
+    (
+        "auto_provision_takes_every_node_but_one_at_a_time",
+        provision::auto_provision_takes_every_node_but_one_at_a_time,
+    ),
+];
+
+/// What is run by `make soak` (`TESTBED_SOAK=1`) besides.
+const SOAK: &[(&str, Scenario)] = &[
+    (
         "a_restart_that_would_end_pods_is_refused_before_anything_is_touched",
         by_hand::a_restart_that_would_end_pods_is_refused_before_anything_is_touched,
     ),
@@ -122,14 +138,6 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         payload::the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us,
     ),
     (
-        "a_node_survives_the_death_of_the_agent_between_any_two_steps",
-        crash::a_node_survives_the_death_of_the_agent_between_any_two_steps,
-    ),
-    (
-        "a_node_survives_the_death_of_the_host_unit_between_any_two_steps",
-        crash::a_node_survives_the_death_of_the_host_unit_between_any_two_steps,
-    ),
-    (
         "a_node_survives_the_death_of_containerd_between_any_two_steps",
         crash::a_node_survives_the_death_of_containerd_between_any_two_steps,
     ),
@@ -140,10 +148,6 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "a_node_survives_a_power_cut_between_any_two_steps_of_the_host_unit",
         crash::a_node_survives_a_power_cut_between_any_two_steps_of_the_host_unit,
-    ),
-    (
-        "auto_provision_takes_every_node_but_one_at_a_time",
-        provision::auto_provision_takes_every_node_but_one_at_a_time,
     ),
 ];
 
@@ -172,8 +176,10 @@ fn main() -> ExitCode {
 }
 
 fn trials(stage: Option<Arc<Stage>>) -> Vec<Trial> {
+    let soak = std::env::var_os("TESTBED_SOAK").is_some();
     SCENARIOS
         .iter()
+        .chain(if soak { SOAK } else { &[] })
         .map(|(name, scenario)| {
             let stage = stage.clone();
             Trial::test(*name, move || {
