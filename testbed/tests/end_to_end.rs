@@ -86,28 +86,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         by_hand::units_that_restart_along_are_named_in_the_plan,
     ),
     (
-        "a_node_survives_the_death_of_the_agent_between_any_two_steps",
-        crash::a_node_survives_the_death_of_the_agent_between_any_two_steps,
-    ),
-    (
-        "a_node_survives_the_death_of_the_host_unit_between_any_two_steps",
-        crash::a_node_survives_the_death_of_the_host_unit_between_any_two_steps,
-    ),
-    (
-        "auto_provision_takes_every_node_but_one_at_a_time",
-        provision::auto_provision_takes_every_node_but_one_at_a_time,
-    ),
-];
-
-/// What is run by `make soak` (`TESTBED_SOAK=1`) besides.
-const SOAK: &[(&str, Scenario)] = &[
-    (
         "a_restart_that_would_end_pods_is_refused_before_anything_is_touched",
         by_hand::a_restart_that_would_end_pods_is_refused_before_anything_is_touched,
-    ),
-    (
-        "owner_mode_attributes_and_links_of_the_configuration_stay",
-        by_hand::owner_mode_attributes_and_links_of_the_configuration_stay,
     ),
     (
         "a_file_that_cannot_be_replaced_is_left_alone_and_containerd_too",
@@ -132,6 +112,26 @@ const SOAK: &[(&str, Scenario)] = &[
     (
         "an_upgrade_leaves_pods_running_and_containerd_alone",
         payload::an_upgrade_leaves_pods_running_and_containerd_alone,
+    ),
+    (
+        "a_node_survives_the_death_of_the_agent_between_any_two_steps",
+        crash::a_node_survives_the_death_of_the_agent_between_any_two_steps,
+    ),
+    (
+        "a_node_survives_the_death_of_the_host_unit_between_any_two_steps",
+        crash::a_node_survives_the_death_of_the_host_unit_between_any_two_steps,
+    ),
+    (
+        "auto_provision_takes_every_node_but_one_at_a_time",
+        provision::auto_provision_takes_every_node_but_one_at_a_time,
+    ),
+];
+
+/// What is run by `make soak` (`TESTBED_SOAK=1`) besides.
+const SOAK: &[(&str, Scenario)] = &[
+    (
+        "owner_mode_attributes_and_links_of_the_configuration_stay",
+        by_hand::owner_mode_attributes_and_links_of_the_configuration_stay,
     ),
     (
         "the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us",
