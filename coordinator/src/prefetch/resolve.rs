@@ -1,251 +1,285 @@
-//! Which images a Prefetch wants, and on which nodes.
+//! Which images a Prefetch wants.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
-use jiff::SignedDuration;
-use k8s_openapi::api::apps::v1::Deployment;
-use kube::ResourceExt;
-use kube::api::ObjectMeta;
+use kube::core::SelectorExt as _;
 
-use super::crd::{Prefetch, PrefetchStatus};
+use super::crd::WorkloadKind;
+use super::facts::{PrefetchFacts, WorkloadQuery};
+use super::limits::{Excess, Limits};
 use super::reference::normalise;
-use crate::node::{NodeFacts, Version};
+use super::workload::WorkloadFacts;
 
-/// A Prefetch, trimmed to what decisions need.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct PrefetchFacts {
-    /// `metadata.namespace`.
-    pub namespace: String,
-    /// `metadata.name`.
-    pub name: String,
-    /// `metadata.uid`.
-    pub uid: String,
-    /// How new this is.
-    pub version: Version,
-    /// `metadata.generation`.
-    pub generation: i64,
-    /// `spec.filter_by_labels`.
-    pub labels: BTreeMap<String, String>,
-    /// `spec.node_filter`.
-    pub node_filter: String,
-    /// `spec.retry_after`.
-    pub retry_after: SignedDuration,
-    /// The status that is there.
-    pub status: PrefetchStatus,
-    /// Why the object can't be read, if it was stored under a definition that allowed what ours does not.
-    pub broken: Option<String>,
-}
-
-impl PrefetchFacts {
-    /// Reads the facts of a Prefetch.
-    pub fn read(prefetch: &Prefetch) -> Self {
-        let spec = &prefetch.spec;
-        let retry_after = match spec.retry_after.unwrap_or(0) {
-            seconds if seconds > 0 => seconds,
-            _ => 300,
-        };
-        Self {
-            namespace: prefetch.namespace().unwrap_or_default(),
-            name: prefetch.name_any(),
-            uid: prefetch.uid().unwrap_or_default(),
-            version: Version::read(&prefetch.metadata),
-            generation: prefetch.metadata.generation.unwrap_or_default(),
-            labels: spec.filter_by_labels.clone().unwrap_or_default(),
-            node_filter: spec.node_filter.clone().unwrap_or_default(),
-            retry_after: SignedDuration::from_secs(retry_after),
-            status: prefetch.status.clone().unwrap_or_default(),
-            broken: None,
-        }
-    }
-
-    /// An object that can't be read: it wants nothing, and its status says why.
-    pub fn broken(metadata: &ObjectMeta, why: &str) -> Self {
-        Self {
-            namespace: metadata.namespace.clone().unwrap_or_default(),
-            name: metadata.name.clone().unwrap_or_default(),
-            uid: metadata.uid.clone().unwrap_or_default(),
-            version: Version::read(metadata),
-            generation: metadata.generation.unwrap_or_default(),
-            broken: Some(why.to_owned()),
-            ..Self::default()
-        }
-    }
-}
-
-/// A Deployment, trimmed to its labels and the images of its template.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DeploymentFacts {
-    /// `metadata.labels`.
-    pub labels: BTreeMap<String, String>,
-    /// Images of containers and init containers, as written.
-    pub images: BTreeSet<String>,
-}
-
-impl DeploymentFacts {
-    /// Reads the facts of a Deployment.
-    pub fn read(deployment: &Deployment) -> Self {
-        let template = deployment
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.template.spec.as_ref());
-        let images = template
-            .map(|spec| {
-                spec.containers
-                    .iter()
-                    .chain(spec.init_containers.iter().flatten())
-                    .filter_map(|container| container.image.clone())
-                    .collect()
-            })
-            .unwrap_or_default();
-        Self {
-            labels: deployment.labels().clone(),
-            images,
-        }
-    }
-}
+/// All namespaces.
+const ALL: &str = "*";
 
 /// The images that a Prefetch wants.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resolved {
-    /// Normalised references.
-    pub images: BTreeSet<String>,
-    /// What is no reference, with what is wrong with it.
-    pub invalid: BTreeMap<String, String>,
+    /// Normalised references, each with its place in the order of the specification.
+    pub images: BTreeMap<Arc<str>, u32>,
+    /// What can't or may not be pulled, with why.
+    pub refused: BTreeMap<String, RefusedImage>,
+    /// A bound that is exceeded: nothing is wanted then.
+    pub excess: Option<Excess>,
 }
 
-/// Resolves a Prefetch against all Deployments.
-pub fn resolve<'a>(
+/// Why an image is not pulled at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedImage {
+    /// One word.
+    pub reason: &'static str,
+    /// For a person.
+    pub message: String,
+}
+
+/// Resolves a Prefetch. `workloads` gives those of one kind.
+pub fn resolve<'a, I>(
     prefetch: &PrefetchFacts,
-    deployments: impl IntoIterator<Item = &'a DeploymentFacts>,
-) -> Resolved {
-    let mut resolved = Resolved::default();
-    if prefetch.labels.is_empty() {
-        return resolved;
+    workloads: impl Fn(WorkloadKind) -> I,
+    limits: &Limits,
+) -> Resolved
+where
+    I: IntoIterator<Item = &'a WorkloadFacts>,
+{
+    let mut found = Found {
+        limits,
+        resolved: Resolved::default(),
+        seen: HashSet::new(),
+    };
+    if !limits.across_namespaces && looks_beyond(prefetch) {
+        found.resolved.excess = Some(Excess::Namespaces);
+        return found.resolved;
     }
-    let matching = deployments.into_iter().filter(|deployment| {
-        prefetch
-            .labels
-            .iter()
-            .all(|(key, value)| deployment.labels.get(key) == Some(value))
-    });
-    for image in matching.flat_map(|deployment| &deployment.images) {
-        match normalise(image) {
-            Ok(full) => {
-                resolved.images.insert(full);
-            }
-            Err(why) => {
-                resolved.invalid.insert(image.clone(), why);
+    for image in &prefetch.images {
+        found.add(image);
+    }
+    if !prefetch.labels.is_empty() {
+        for workload in workloads(WorkloadKind::Deployment) {
+            let matches = prefetch
+                .labels
+                .iter()
+                .all(|(key, value)| workload.labels.get(key) == Some(value));
+            if matches {
+                found.add_all(workload);
             }
         }
     }
-    resolved
+    for query in &prefetch.workloads {
+        for workload in workloads(query.kind) {
+            if means(query, &prefetch.namespace, workload) {
+                found.add_all(workload);
+            }
+        }
+    }
+    found.finish()
 }
 
-/// How a Prefetch regards a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cover {
-    /// Its images are wanted there.
-    Wanted,
-    /// They would be, but the node can't be served now.
-    Excluded,
-    /// It is not meant.
-    No,
+fn looks_beyond(prefetch: &PrefetchFacts) -> bool {
+    let foreign = |namespace: &String| *namespace != prefetch.namespace;
+    !prefetch.labels.is_empty()
+        || prefetch
+            .workloads
+            .iter()
+            .any(|query| query.namespaces.iter().any(foreign))
 }
 
-/// Whether a Prefetch means a node.
-pub fn covers(prefetch: &PrefetchFacts, node: &NodeFacts) -> Cover {
-    if !node.name.contains(&prefetch.node_filter) {
-        Cover::No
-    } else if !node.ready || node.is_virtual || node.os != "linux" {
-        Cover::Excluded
+fn means(query: &WorkloadQuery, own: &str, workload: &WorkloadFacts) -> bool {
+    let namespace = workload.namespace.as_str();
+    let here = if query.namespaces.is_empty() {
+        namespace == own
     } else {
-        Cover::Wanted
+        query
+            .namespaces
+            .iter()
+            .any(|wanted| wanted == ALL || wanted == namespace)
+    };
+    here && query.selector.matches(&workload.labels)
+}
+
+struct Found<'l> {
+    limits: &'l Limits,
+    resolved: Resolved,
+    /// The same image stands in many workloads.
+    seen: HashSet<String>,
+}
+
+impl Found<'_> {
+    fn add_all(&mut self, workload: &WorkloadFacts) {
+        for image in &workload.images {
+            self.add(image);
+        }
+    }
+
+    fn add(&mut self, image: &str) {
+        if !self.seen.insert(image.to_owned()) {
+            return;
+        }
+        let refused = match normalise(image) {
+            Ok(full) if self.limits.allows(&full) => {
+                let place = u32::try_from(self.resolved.images.len()).unwrap_or(u32::MAX);
+                self.resolved.images.entry(full.into()).or_insert(place);
+                return;
+            }
+            Ok(full) => RefusedImage {
+                reason: "RegistryNotAllowed",
+                message: format!("this cluster does not allow {full} to be prefetched"),
+            },
+            Err(message) => RefusedImage {
+                reason: "InvalidReference",
+                message,
+            },
+        };
+        self.resolved.refused.insert(image.to_owned(), refused);
+    }
+
+    fn finish(mut self) -> Resolved {
+        let wanted = self.resolved.images.len();
+        if wanted > self.limits.images {
+            self.resolved.images.clear();
+            self.resolved.excess = Some(Excess::Images(wanted, self.limits.images));
+        }
+        self.resolved
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::apps::v1::Deployment;
+
+    use super::super::facts::tests::prefetch;
+    use super::super::workload::tests::workload;
     use super::*;
 
-    fn deployment(yaml: &str) -> DeploymentFacts {
-        DeploymentFacts::read(&serde_yaml_ng::from_str(yaml).expect("a Deployment"))
+    fn deployment(namespace: &str, labels: &str, image: &str) -> WorkloadFacts {
+        workload::<Deployment>(&format!(
+            "metadata: {{name: web, namespace: {namespace}, labels: {labels}}}
+spec: {{selector: {{}}, template: {{spec: {{initContainers: [{{name: i, image: 'busybox:1'}}], containers: [{{name: a, image: '{image}'}}]}}}}}}"
+        ))
     }
 
-    fn web() -> DeploymentFacts {
-        deployment(
-            "metadata: {name: web, labels: {app: nginx, tier: front}}
-spec:
-  selector: {}
-  template:
-    spec:
-      initContainers: [{name: i, image: 'busybox:1'}]
-      containers: [{name: a, image: nginx}, {name: b, image: 'docker.io/library/nginx:latest'}]",
-        )
+    fn web() -> WorkloadFacts {
+        deployment("shop", "{app: nginx, tier: front}", "nginx")
     }
 
-    fn prefetch(yaml: &str) -> PrefetchFacts {
-        PrefetchFacts::read(
-            &serde_yaml_ng::from_str(&format!("apiVersion: cache.techsquad.rocks/v1\nkind: Prefetch\nmetadata: {{name: p, namespace: n}}\nspec: {yaml}"))
-                .expect("a Prefetch"),
-        )
+    fn resolved(spec: &str, workloads: &[WorkloadFacts]) -> Resolved {
+        resolve(&prefetch(spec), |_| workloads.iter(), &Limits::default())
+    }
+
+    fn names(resolved: &Resolved) -> Vec<&str> {
+        let mut images: Vec<_> = resolved.images.iter().collect();
+        images.sort_by_key(|(_, place)| **place);
+        images.into_iter().map(|(image, _)| &**image).collect()
     }
 
     #[test]
     fn images_of_containers_and_init_containers_are_wanted_once() {
-        let resolved = resolve(&prefetch("{filter_by_labels: {app: nginx}}"), [&web()]);
+        let again = deployment("other", "{app: nginx}", "docker.io/library/nginx:latest");
         assert_eq!(
-            resolved.images.into_iter().collect::<Vec<_>>(),
+            names(&resolved("{filter_by_labels: {app: nginx}}", &[web(), again])),
             ["docker.io/library/busybox:1", "docker.io/library/nginx:latest"]
         );
     }
 
     #[test]
-    fn all_labels_must_match() {
-        let both = prefetch("{filter_by_labels: {app: nginx, tier: back}}");
-        assert_eq!(resolve(&both, [&web()]), Resolved::default());
-    }
-
-    #[test]
-    fn an_empty_map_matches_nothing() {
-        for spec in ["{}", "{filter_by_labels: {}}"] {
-            assert_eq!(resolve(&prefetch(spec), [&web()]), Resolved::default());
+    fn all_labels_must_match_and_an_empty_map_matches_nothing() {
+        for spec in [
+            "{filter_by_labels: {app: nginx, tier: back}}",
+            "{}",
+            "{filter_by_labels: {}}",
+        ] {
+            assert_eq!(resolved(spec, &[web()]), Resolved::default(), "{spec}");
         }
     }
 
     #[test]
-    fn an_image_that_is_no_reference_is_named_and_the_others_are_wanted() {
-        let broken = DeploymentFacts {
-            images: ["UPPER".to_owned(), "ok".to_owned()].into(),
-            ..web()
-        };
-        let resolved = resolve(&prefetch("{filter_by_labels: {app: nginx}}"), [&broken]);
-        assert!(resolved.images.contains("docker.io/library/ok:latest"));
-        assert!(resolved.invalid.contains_key("UPPER"));
-    }
-
-    #[test]
-    fn absent_or_zero_retry_after_means_300_seconds() {
-        for spec in ["{}", "{retry_after: 0}"] {
-            assert_eq!(prefetch(spec).retry_after, SignedDuration::from_secs(300));
-        }
+    fn images_come_in_the_order_in_which_they_are_given() {
+        let spec = "{images: [z, a], filter_by_labels: {app: nginx}}";
         assert_eq!(
-            prefetch("{retry_after: 60}").retry_after,
-            SignedDuration::from_secs(60)
+            names(&resolved(spec, &[web()])),
+            [
+                "docker.io/library/z:latest",
+                "docker.io/library/a:latest",
+                "docker.io/library/busybox:1",
+                "docker.io/library/nginx:latest"
+            ]
         );
     }
 
     #[test]
-    fn a_node_is_meant_when_its_name_contains_the_filter() {
-        let node = |name: &str, ready| NodeFacts {
-            name: name.into(),
-            os: "linux".into(),
-            ready,
-            ..NodeFacts::default()
+    fn workloads_are_those_of_the_own_namespace_unless_others_are_named() {
+        let own = deployment("n", "{app: x}", "own");
+        let both = [own, web()];
+        let count = |spec: &str| resolved(spec, &both).images.len();
+        assert_eq!(count("{workloads: [{kind: Deployment}]}"), 2);
+        assert_eq!(
+            count("{workloads: [{kind: Deployment, namespaces: ['*']}]}"),
+            3
+        );
+        assert_eq!(
+            names(&resolved(
+                "{workloads: [{kind: Deployment, namespaces: [shop], selector: {matchExpressions: [{key: tier, operator: In, values: [front]}]}}]}",
+                &both
+            )),
+            ["docker.io/library/busybox:1", "docker.io/library/nginx:latest"]
+        );
+        assert_eq!(
+            count("{workloads: [{kind: Deployment, namespaces: [shop], selector: {matchLabels: {tier: back}}}]}"),
+            0
+        );
+    }
+
+    #[test]
+    fn an_image_that_is_no_reference_is_named_and_the_others_are_wanted() {
+        let resolved = resolved("{images: [UPPER, ok]}", &[]);
+        assert!(resolved.images.contains_key("docker.io/library/ok:latest"));
+        assert_eq!(resolved.refused["UPPER"].reason, "InvalidReference");
+    }
+
+    #[test]
+    fn an_image_of_a_registry_that_is_not_allowed_is_refused_by_name() {
+        let limits = Limits {
+            repositories: vec!["registry.example.com".into()],
+            ..Limits::default()
         };
-        let some = prefetch("{node_filter: worker}");
-        assert_eq!(covers(&some, &node("my-worker-1", true)), Cover::Wanted);
-        assert_eq!(covers(&some, &node("my-worker-1", false)), Cover::Excluded);
-        assert_eq!(covers(&some, &node("master", true)), Cover::No);
-        assert_eq!(covers(&prefetch("{}"), &node("master", true)), Cover::Wanted);
+        let spec = prefetch("{images: [nginx, registry.example.com/a]}");
+        let resolved = resolve(&spec, |_| [], &limits);
+        assert_eq!(names(&resolved), ["registry.example.com/a:latest"]);
+        assert_eq!(resolved.refused["nginx"].reason, "RegistryNotAllowed");
+    }
+
+    #[test]
+    fn more_images_than_are_allowed_are_refused_as_a_whole() {
+        let limits = Limits {
+            images: 1,
+            ..Limits::default()
+        };
+        let resolved = resolve(&prefetch("{images: [a, b]}"), |_| [], &limits);
+        assert_eq!(resolved.excess, Some(Excess::Images(2, 1)));
+        assert!(resolved.images.is_empty());
+        assert_eq!(
+            resolve(&prefetch("{images: [a, 'a:latest']}"), |_| [], &limits).excess,
+            None
+        );
+    }
+
+    #[test]
+    fn other_namespaces_can_be_closed_to_a_prefetch() {
+        let limits = Limits {
+            across_namespaces: false,
+            ..Limits::default()
+        };
+        let excess = |spec: &str| resolve(&prefetch(spec), |_| [], &limits).excess;
+        for spec in [
+            "{filter_by_labels: {a: b}}",
+            "{workloads: [{kind: Job, namespaces: ['*']}]}",
+            "{workloads: [{kind: Job, namespaces: [m]}]}",
+        ] {
+            assert_eq!(excess(spec), Some(Excess::Namespaces), "{spec}");
+        }
+        for spec in ["{workloads: [{kind: Job}]}", "{workloads: [{kind: Job, namespaces: [n]}]}"] {
+            assert_eq!(excess(spec), None, "{spec}");
+        }
     }
 }

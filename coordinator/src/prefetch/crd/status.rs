@@ -1,71 +1,7 @@
-//! The custom resource `Prefetch` of `cache.techsquad.rocks/v1`.
+//! The status of a Prefetch.
 
-// The derive makes the type anew in a module of its own, where rustc takes it for unreachable.
-#![allow(unreachable_pub)]
-// Every column has a type of its own.
-#![allow(clippy::duplicated_attributes)]
-
-use std::collections::BTreeMap;
-
-use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-/// Which images are to be on which nodes before they are needed there.
-#[derive(CustomResource, KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[kube(
-    group = "cache.techsquad.rocks",
-    version = "v1",
-    kind = "Prefetch",
-    plural = "prefetches",
-    singular = "prefetch",
-    namespaced,
-    status = "PrefetchStatus",
-    doc = "Prefetch asks for images to be on nodes before the workloads that use them are.",
-    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
-    printcolumn(
-        name = "Images",
-        type_ = "integer",
-        json_path = ".status.imagesWanted",
-        description = "Images that are wanted"
-    ),
-    printcolumn(
-        name = "Nodes",
-        type_ = "integer",
-        json_path = ".status.nodes.wanted",
-        description = "Nodes on which they are wanted"
-    ),
-    printcolumn(
-        name = "Ready",
-        type_ = "integer",
-        json_path = ".status.pairs.ready",
-        description = "Images that are there, counted on each node"
-    ),
-    printcolumn(
-        name = "Failed",
-        type_ = "integer",
-        json_path = ".status.pairs.failed",
-        description = "Images that could not be pulled, counted on each node"
-    ),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
-)]
-pub struct PrefetchSpec {
-    /// Deployments of all namespaces that carry all of these labels: the images of their containers and
-    /// init containers are wanted. Without any label, no Deployment is meant.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("maxProperties" = 64))]
-    pub filter_by_labels: Option<BTreeMap<String, String>>,
-
-    /// The images are wanted on every node whose name contains this text. Empty or absent: on every node.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 253))]
-    pub node_filter: Option<String>,
-
-    /// Seconds after which an image that could not be pulled is tried again. Absent or 0: 300.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 31_536_000))]
-    pub retry_after: Option<i64>,
-}
 
 /// What became of a Prefetch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -183,23 +119,4 @@ pub struct ImageReason {
     pub message: String,
     /// Three of the nodes at most.
     pub nodes: Vec<String>,
-}
-
-/// The CustomResourceDefinition in YAML, as `manifests/base/crd.yaml` holds it.
-pub fn yaml() -> anyhow::Result<String> {
-    use kube::CustomResourceExt;
-    Ok(serde_yaml_ng::to_string(&Prefetch::crd())?)
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_crd_in_the_manifests_is_the_one_in_the_code() {
-        let kept = include_str!("../../../manifests/base/crd.yaml");
-        assert_eq!(
-            kept,
-            super::yaml().expect("a CRD"),
-            "run `make generate` and commit manifests/base/crd.yaml"
-        );
-    }
 }

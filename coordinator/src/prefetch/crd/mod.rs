@@ -1,0 +1,32 @@
+//! The custom resource `Prefetch` of `cache.techsquad.rocks/v1`: its shape, bounds and words, and nothing of what is
+//! made of it.
+
+mod spec;
+mod status;
+
+pub use spec::{
+    NodesSpec, Order, PinSpec, Prefetch, PrefetchSpec, PullPolicy, PullSpec, Retention, WorkloadKind,
+    WorkloadSpec,
+};
+pub use status::{
+    ImageReason, ImageStatus, NodeCounts, PairCounts, PrefetchPhase, PrefetchStatus, StatusCondition,
+};
+
+/// The CustomResourceDefinition in YAML, as `manifests/base/crd.yaml` holds it.
+pub fn yaml() -> anyhow::Result<String> {
+    use kube::CustomResourceExt;
+    Ok(serde_yaml_ng::to_string(&Prefetch::crd())?)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_crd_in_the_manifests_is_the_one_in_the_code() {
+        let kept = include_str!("../../../../manifests/base/crd.yaml");
+        assert_eq!(
+            kept,
+            super::yaml().expect("a CRD"),
+            "run `make generate` and commit manifests/base/crd.yaml"
+        );
+    }
+}
