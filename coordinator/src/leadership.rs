@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::engine::{Setup, lead};
+use crate::engine::{PullSettings, Setup, lead};
 use crate::identity::{Arrival, Dialer};
 use crate::node::spec_hash;
 use crate::report::Metrics;
@@ -57,6 +57,13 @@ pub(crate) async fn contend(
                 linger: settings.linger,
                 recheck: settings.recheck,
                 spec_hash: spec_hash(env!("CARGO_PKG_VERSION")),
+                limits: settings.limits(),
+                secret_namespaces: settings.secret_namespaces.clone(),
+                pulls: PullSettings {
+                    node_credential_providers: settings.node_credential_providers,
+                    registry_sizes: settings.registry_sizes,
+                    disk_reserve: settings.disk_reserve,
+                },
             };
             tokio::select! {
                 () = lead(setup, &mut arrivals, &stop) => {}

@@ -12,7 +12,7 @@ fn main() -> anyhow::Result<()> {
             print!("{}", crd_yaml()?);
             return Ok(());
         }
-        Command::Run(settings) => settings,
+        Command::Run(settings) => *settings,
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter);

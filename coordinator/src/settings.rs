@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use jiff::{SignedDuration, Span};
 
+use crate::prefetch::Limits;
+
 /// Coordinates the agents of Quartermaster: which nodes become able to run WebAssembly, and which images
 /// are pulled to which nodes before they are needed.
 #[derive(Debug, Parser)]
@@ -19,7 +21,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the coordinator inside a cluster.
-    Run(Settings),
+    Run(Box<Settings>),
     /// Print the CustomResourceDefinition of Prefetch.
     Crd,
 }
@@ -52,6 +54,42 @@ pub struct Settings {
     #[arg(long, env = "QUARTERMASTER_RECHECK", default_value = "6h", value_parser = duration)]
     pub recheck: SignedDuration,
 
+    /// Registries and repositories from which a Prefetch may pull, such as registry.example.com/team; all by default.
+    #[arg(long, env = "QUARTERMASTER_PREFETCH_REPOSITORIES", value_delimiter = ',')]
+    pub prefetch_repositories: Vec<String>,
+
+    /// How many images one Prefetch may want.
+    #[arg(long, env = "QUARTERMASTER_PREFETCH_MAX_IMAGES", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub prefetch_max_images: u32,
+
+    /// How many nodes one Prefetch may mean; 0 is without bound.
+    #[arg(long, env = "QUARTERMASTER_PREFETCH_MAX_NODES", default_value_t = 0)]
+    pub prefetch_max_nodes: u32,
+
+    /// How many bytes the images of one Prefetch may have on a node, as far as their sizes are known; 0 is without bound.
+    #[arg(long, env = "QUARTERMASTER_PREFETCH_MAX_BYTES", default_value_t = 0)]
+    pub prefetch_max_bytes: u64,
+
+    /// Whether a Prefetch may follow workloads of other namespaces, as filter_by_labels does.
+    #[arg(long, env = "QUARTERMASTER_PREFETCH_ACROSS_NAMESPACES", default_value_t = true, action = clap::ArgAction::Set)]
+    pub prefetch_across_namespaces: bool,
+
+    /// Namespaces whose pull secrets may be read for the Prefetches there; each needs the role bound in it.
+    #[arg(long, env = "QUARTERMASTER_SECRET_NAMESPACES", value_delimiter = ',')]
+    pub secret_namespaces: Vec<String>,
+
+    /// Whether the kubelet's credential providers are asked, as the kubelet asks them.
+    #[arg(long, env = "QUARTERMASTER_NODE_CREDENTIAL_PROVIDERS", default_value_t = true, action = clap::ArgAction::Set)]
+    pub node_credential_providers: bool,
+
+    /// Read manifests before pulling, and do not begin what can't fit on a node.
+    #[arg(long, env = "QUARTERMASTER_REGISTRY_SIZES", default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
+    pub registry_sizes: bool,
+
+    /// Percent of a node's disk that pulls leave free; 0 stays clear of the kubelet's own eviction thresholds.
+    #[arg(long, env = "QUARTERMASTER_DISK_RESERVE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=90))]
+    pub disk_reserve: u32,
+
     /// The namespace in which coordinator and agents run.
     #[arg(long, env = "QUARTERMASTER_NAMESPACE", default_value = "quartermaster")]
     pub namespace: String,
@@ -81,6 +119,19 @@ pub struct Settings {
     pub log_format: LogFormat,
 }
 
+impl Settings {
+    /// Bounds of every Prefetch.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            repositories: self.prefetch_repositories.clone(),
+            images: usize::try_from(self.prefetch_max_images).unwrap_or(usize::MAX),
+            nodes: usize::try_from(self.prefetch_max_nodes).unwrap_or(usize::MAX),
+            bytes: self.prefetch_max_bytes,
+            across_namespaces: self.prefetch_across_namespaces,
+        }
+    }
+}
+
 /// A duration such as `60s`, `10m` or `6h`, of a second at least and a year at most; days are not taken,
 /// since they may have 23 hours.
 fn duration(text: &str) -> Result<SignedDuration, String> {
@@ -99,7 +150,7 @@ mod tests {
     fn settings(flags: &[&str]) -> Result<Settings, clap::Error> {
         let words = ["quartermaster-coordinator", "run"].iter().chain(flags);
         Cli::try_parse_from(words).map(|cli| match cli.command {
-            Command::Run(settings) => settings,
+            Command::Run(settings) => *settings,
             Command::Crd => unreachable!("run was asked for"),
         })
     }

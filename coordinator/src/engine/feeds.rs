@@ -6,7 +6,6 @@ use std::hash::Hash;
 use std::net::IpAddr;
 
 use futures::{Stream, StreamExt};
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 use kube::api::Api;
@@ -20,7 +19,7 @@ use tracing::warn;
 use super::Engine;
 use super::input::{Change, Input};
 use crate::node::NodeFacts;
-use crate::prefetch::{DeploymentFacts, Prefetch, PrefetchFacts};
+use crate::prefetch::{Prefetch, PrefetchFacts};
 
 /// Labels of the agents' pods.
 const AGENT_PODS: &str = "app.kubernetes.io/name=quartermaster,app.kubernetes.io/component=agent";
@@ -130,31 +129,11 @@ impl Engine {
             self.inputs.clone(),
         ));
     }
-
-    /// Deployments are watched only while a Prefetch needs them.
-    pub(super) fn keep_deployments_feed(&mut self) {
-        let needed = self.prefetches.values().any(|p| !p.labels.is_empty());
-        if needed && self.deployments_feed.is_none() {
-            let api: Api<Deployment> = Api::all(self.setup.client.clone());
-            self.deployments_feed = Some(self.tasks.spawn(pump(
-                watch(api, watcher::Config::default()),
-                |d| {
-                    let key = (d.namespace().unwrap_or_default(), d.name_any());
-                    (key, DeploymentFacts::read(d))
-                },
-                Input::Deployment,
-                self.inputs.clone(),
-            )));
-        } else if !needed && let Some(feed) = self.deployments_feed.take() {
-            feed.abort();
-            self.deployments = None;
-        }
-    }
 }
 
 /// Carries one watch into the engine until either ends. A watch that is lost is listed anew, after a
 /// pause that grows.
-async fn pump<K, Id, Facts>(
+pub(super) async fn pump<K, Id, Facts>(
     events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
     read: impl Fn(&K) -> (Id, Facts),
     wrap: impl Fn(Change<Id, Facts>) -> Input,

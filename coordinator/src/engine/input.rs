@@ -6,9 +6,10 @@ use quartermaster_proto::v1::provision_event::Event as StageEvent;
 use tonic::transport::Channel;
 
 use super::feeds::AgentPod;
+use super::pulls::{ImageReport, Released};
 use super::writes::WriteError;
 use crate::node::{NodeFacts, Outcome, Version, Work};
-use crate::prefetch::{DeploymentFacts, Pair, PrefetchFacts, PrefetchStatus};
+use crate::prefetch::{PrefetchFacts, PrefetchStatus, Trouble, WorkloadFacts, WorkloadKind};
 
 type Key = (String, String);
 
@@ -28,7 +29,7 @@ pub(super) enum Change<K, V> {
 pub(super) enum Input {
     Node(Change<String, NodeFacts>),
     Prefetch(Change<Key, PrefetchFacts>),
-    Deployment(Change<Key, DeploymentFacts>),
+    Workload(WorkloadKind, Change<Key, WorkloadFacts>),
     /// Agent pods, by their own name.
     Agent(Change<String, AgentPod>),
     /// An agent was dialled.
@@ -49,16 +50,25 @@ pub(super) enum Input {
         work: Work,
         outcome: Outcome,
     },
-    /// An agent told of an image, by its normalised reference.
+    /// An agent told of an image.
     Image {
         node: String,
-        image: String,
-        pair: Pair,
+        report: ImageReport,
     },
     /// The stream of a pull came to its end, or was lost.
     PullEnded {
         node: String,
         lost: bool,
+    },
+    /// Pins that nobody wants were let go; `None` where that could not be finished.
+    Released {
+        node: String,
+        released: Option<Released>,
+    },
+    /// Secrets for a Prefetch were read, or could not be.
+    Secrets {
+        key: Key,
+        trouble: Option<Trouble>,
     },
     /// Marks were written on a Node; what the API server answered.
     NodeWritten {

@@ -6,16 +6,21 @@
 
 mod agents;
 mod feeds;
+mod images;
 mod input;
 mod nodes;
 mod notices;
 mod orders;
 mod outcomes;
 mod prefetches;
+mod pulls;
 mod runtime;
+mod secrets;
+mod words;
+mod workloads;
 mod writes;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,12 +31,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::identity::{Arrival, Dialer};
 use crate::node::NodeFacts;
-use crate::prefetch::{DeploymentFacts, NodePairs, PrefetchFacts, Resolved};
+use crate::prefetch::{Limits, NodePairs, PrefetchFacts, Registries, Resolved, Wanted};
 use crate::report::Metrics;
 
 use input::{Change, Input};
 use notices::Notices;
+pub(crate) use pulls::PullSettings;
 use runtime::{NodeRuntime, PrefetchRuntime};
+use secrets::PullSecrets;
+use words::Words;
+use workloads::Workloads;
 
 /// Inputs that wait; a feed that is ahead of the engine is held back.
 const QUEUE: usize = 4096;
@@ -60,6 +69,12 @@ pub(crate) struct Setup {
     pub recheck: SignedDuration,
     /// What nodes are provisioned with.
     pub spec_hash: String,
+    /// Bounds of every Prefetch.
+    pub limits: Limits,
+    /// Namespaces whose pull secrets may be read.
+    pub secret_namespaces: Vec<String>,
+    /// What holds for every pull.
+    pub pulls: PullSettings,
 }
 
 /// Namespace and name.
@@ -70,6 +85,7 @@ type Key = (String, String);
 enum Subject {
     Node(String),
     Prefetch(Key),
+    Metrics,
 }
 
 /// The state of a leader.
@@ -81,23 +97,33 @@ pub(crate) struct Engine {
 
     nodes: BTreeMap<String, NodeFacts>,
     prefetches: BTreeMap<Key, PrefetchFacts>,
-    /// `None` while nobody needs them or they are still being listed.
-    deployments: Option<BTreeMap<Key, DeploymentFacts>>,
-    deployments_feed: Option<tokio::task::AbortHandle>,
+    workloads: Workloads,
+    secrets: Arc<PullSecrets>,
     synced: Synced,
 
     runtime: HashMap<String, NodeRuntime>,
     pairs: HashMap<String, NodePairs>,
     resolved: BTreeMap<Key, Resolved>,
+    /// Images of each Prefetch beyond the bytes it may use.
+    over: HashMap<Key, HashSet<Arc<str>>>,
+    /// What is wanted by the same Prefetches is the same on every node.
+    shared_wants: HashMap<Vec<usize>, Arc<Wanted>>,
     status: HashMap<Key, PrefetchRuntime>,
+    /// What CRI reports for an image, in bytes.
+    sizes: HashMap<Arc<str>, u64>,
+    /// What each tag stood for when it was last resolved.
+    newest: HashMap<Arc<str>, Arc<str>>,
+    registries: Registries,
+    /// Nodes that pull from each registry.
+    pulling_from: HashMap<String, usize>,
+    words: Words,
 
     dirty_nodes: BTreeSet<String>,
     dirty_prefetches: BTreeSet<Key>,
     wakes: BTreeSet<(Timestamp, Subject)>,
-    /// Nodes of which only the restart is left, and nodes that wait for a place among those that pull.
+    /// Nodes of which only the restart is left.
     asking: BTreeSet<String>,
-    waiting_to_pull: BTreeSet<String>,
-    pulls: usize,
+    observed_at: Timestamp,
 }
 
 #[derive(Debug, Default)]
@@ -117,19 +143,28 @@ pub(crate) async fn lead(setup: Setup, arrivals: &mut mpsc::Receiver<Arrival>, s
         notices,
         nodes: BTreeMap::new(),
         prefetches: BTreeMap::new(),
-        deployments: None,
-        deployments_feed: None,
+        workloads: Workloads::default(),
+        secrets: Arc::new(PullSecrets::new(
+            setup.client.clone(),
+            setup.secret_namespaces.clone(),
+        )),
         synced: Synced::default(),
         runtime: HashMap::new(),
         pairs: HashMap::new(),
         resolved: BTreeMap::new(),
+        over: HashMap::new(),
+        shared_wants: HashMap::new(),
         status: HashMap::new(),
+        sizes: HashMap::new(),
+        newest: HashMap::new(),
+        registries: Registries::default(),
+        pulling_from: HashMap::new(),
+        words: Words::default(),
         dirty_nodes: BTreeSet::new(),
         dirty_prefetches: BTreeSet::new(),
         wakes: BTreeSet::new(),
         asking: BTreeSet::new(),
-        waiting_to_pull: BTreeSet::new(),
-        pulls: 0,
+        observed_at: Timestamp::UNIX_EPOCH,
         setup,
     };
     engine.start_feeds();
@@ -155,7 +190,7 @@ impl Engine {
         match input {
             Input::Node(change) => self.node_changed(change),
             Input::Prefetch(change) => self.prefetch_changed(change),
-            Input::Deployment(change) => self.deployment_changed(change),
+            Input::Workload(kind, change) => self.workload_changed(kind, change),
             Input::Agent(change) => self.agent_changed(change),
             Input::Linked {
                 node,
@@ -164,8 +199,10 @@ impl Engine {
             } => self.linked(&node, &pod_uid, result),
             Input::Stage { node, work, event } => self.stage(&node, work, &event),
             Input::Finished { node, work, outcome } => self.finished(&node, work, &outcome),
-            Input::Image { node, image, pair } => self.image(&node, &image, pair),
+            Input::Image { node, report } => self.image(&node, report),
             Input::PullEnded { node, lost } => self.pull_ended(&node, lost),
+            Input::Released { node, released } => self.released(&node, released),
+            Input::Secrets { key, trouble } => self.secrets_read(&key, trouble),
             Input::NodeWritten { node, result } => self.node_written(&node, result),
             Input::StatusWritten { key, result } => self.status_written(&key, result),
         }
@@ -181,18 +218,34 @@ impl Engine {
                 match subject {
                     Subject::Node(name) => self.dirty_nodes.insert(name),
                     Subject::Prefetch(key) => self.dirty_prefetches.insert(key),
+                    Subject::Metrics => continue,
                 };
             }
         }
-        if !(self.synced.nodes && self.synced.prefetches && self.synced.agents) {
+        if !self.is_synced() {
             return;
         }
-        self.keep_deployments_feed();
+        self.keep_workload_feeds();
         self.settle_nodes(now);
         self.settle_prefetches(now);
+        self.observe(now);
+    }
+
+    /// Counting thousands of nodes for every input would cost more than all decisions.
+    fn observe(&mut self, now: Timestamp) {
+        const EVERY: SignedDuration = SignedDuration::from_secs(1);
+        if now.duration_since(self.observed_at) < EVERY {
+            self.wake(self.observed_at + EVERY, Subject::Metrics);
+            return;
+        }
+        self.observed_at = now;
         self.setup
             .metrics
             .observe(self.nodes.values(), self.prefetches.values());
+    }
+
+    fn is_synced(&self) -> bool {
+        self.synced.nodes && self.synced.prefetches && self.synced.agents
     }
 
     fn wake(&mut self, at: Timestamp, subject: Subject) {
@@ -201,6 +254,10 @@ impl Engine {
 
     fn next_wake(&self) -> Duration {
         const LONGEST: Duration = Duration::from_secs(3600);
+        // A decision may have made another one necessary.
+        if self.is_synced() && !self.dirty_nodes.is_empty() {
+            return Duration::ZERO;
+        }
         self.wakes.first().map_or(LONGEST, |(at, _)| {
             let wait = at.duration_since(Timestamp::now());
             Duration::try_from(wait).unwrap_or(Duration::ZERO).min(LONGEST)
@@ -226,6 +283,9 @@ impl Engine {
                         *known = facts;
                         return;
                     }
+                }
+                if self.setup.limits.nodes > 0 {
+                    self.all_resolved_anew();
                 }
                 let made_anew = self.nodes.get(&name).is_some_and(|old| old.uid != facts.uid);
                 if made_anew {
@@ -258,11 +318,13 @@ impl Engine {
     }
 
     fn forget_node(&mut self, name: &str) {
-        if self.runtime.remove(name).is_some_and(|runtime| runtime.pulling) {
-            self.pulls = self.pulls.saturating_sub(1);
-        }
+        self.disengage(name);
+        self.leave_registries(name);
+        self.runtime.remove(name);
         self.pairs.remove(name);
         self.asking.remove(name);
-        self.waiting_to_pull.remove(name);
+        for state in self.status.values_mut() {
+            state.waiting.remove(name);
+        }
     }
 }

@@ -2,21 +2,15 @@
 
 use jiff::{SignedDuration, Timestamp};
 use tonic::transport::Channel;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
-use super::runtime::NodeRuntime;
 use super::{Engine, Subject};
 use crate::node::{Budget, Marks, NodeStep, SUMMONED, Situation, Work, admit, decide};
-use crate::prefetch::{Pair, PullPlan, plan, recheck_at};
 
 /// A wait that is shorter than this keeps the agent on its node.
 const SHORT_WAIT: SignedDuration = SignedDuration::from_secs(30);
 /// How often a node that waits for its turn is looked at again without any other cause.
 const TURN_RECHECK: SignedDuration = SignedDuration::from_secs(30);
-/// After a pull whose stream was lost.
-const PULL_PAUSE: SignedDuration = SignedDuration::from_secs(1);
-/// Nodes that pull at once: a tenth of the fleet, and never fewer than this.
-const PULLING_NODES: usize = 10;
 
 impl Engine {
     pub(super) fn settle_nodes(&mut self, now: Timestamp) {
@@ -164,96 +158,6 @@ impl Engine {
         admitted
     }
 
-    /// Decides about the images of a node; says whether they need an agent.
-    fn settle_images(&mut self, name: &str, busy: bool, now: Timestamp) -> bool {
-        let Some(wanted) = self.wanted_images(name) else {
-            return false;
-        };
-        let Some(node) = self.nodes.get(name) else {
-            return false;
-        };
-        let known = self
-            .pairs
-            .entry(name.to_owned())
-            .or_default()
-            .of_boot(&node.boot_id);
-        // What nobody wants is not watched over: an image collector may take it, so it is looked for when it is wanted again.
-        known
-            .pairs
-            .retain(|image, pair| *pair == Pair::Pulling || wanted.contains_key(image));
-        let planned = plan(node, &wanted, known, self.setup.recheck, now);
-        let recheck = recheck_at(node, self.setup.recheck);
-        let runtime = self.runtime.entry(name.to_owned()).or_default();
-        if runtime.pulling {
-            return true;
-        }
-        let settled = matches!(&planned, PullPlan::Settled(Some(mark)) if node.marks.images_verified.as_ref() == Some(mark));
-        if runtime.settled != settled {
-            runtime.settled = settled;
-            self.dirty_prefetches.extend(self.prefetches.keys().cloned());
-        }
-        match planned {
-            PullPlan::Settled(mark) => {
-                if let Some(at) = recheck.filter(|_| mark.is_some()) {
-                    self.wake(at, Subject::Node(name.to_owned()));
-                }
-                if !self.runtime.get(name).is_some_and(|r| r.writing) {
-                    self.mark(name, |marks| marks.images_verified = mark);
-                }
-                false
-            }
-            PullPlan::WaitUntil(at) => {
-                self.wake(at, Subject::Node(name.to_owned()));
-                false
-            }
-            PullPlan::Pull(images) => {
-                if !node.ready {
-                    return false;
-                }
-                self.pull_images(name, images, busy, now);
-                true
-            }
-        }
-    }
-
-    fn pull_images(&mut self, name: &str, images: Vec<String>, busy: bool, now: Timestamp) {
-        let installing = self
-            .runtime
-            .get(name)
-            .and_then(|runtime| runtime.working)
-            .is_some_and(|work| matches!(work, Work::Install | Work::Remove { .. }));
-        let rested = self.runtime.get(name).and_then(|r| r.pull_not_before);
-        if let Some(at) = rested.filter(|at| *at > now) {
-            self.wake(at, Subject::Node(name.to_owned()));
-            return;
-        }
-        let Some(channel) = self.channel(name) else {
-            if !busy {
-                self.summon(name);
-            }
-            return;
-        };
-        // A restart of containerd would break the pulls; they come after it.
-        if installing || self.nodes.get(name).is_some_and(|n| n.marks.restart.is_some()) {
-            return;
-        }
-        if self.pulls >= PULLING_NODES.max(self.nodes.len() / 10) {
-            self.waiting_to_pull.insert(name.to_owned());
-            return;
-        }
-        self.pulls += 1;
-        if let Some(runtime) = self.runtime.get_mut(name) {
-            runtime.pulling = true;
-        }
-        if let Some(known) = self.pairs.get_mut(name) {
-            for image in &images {
-                known.pairs.insert(image.clone(), Pair::Pulling);
-            }
-        }
-        self.all_prefetches_dirty();
-        self.order_pull(name, channel, images);
-    }
-
     /// Lets an idle agent go, and dials one that has work.
     fn keep_agent(&mut self, name: &str, has_work: bool, now: Timestamp) {
         let Some(node) = self.nodes.get(name) else {
@@ -280,7 +184,7 @@ impl Engine {
         }
     }
 
-    fn summon(&mut self, name: &str) {
+    pub(super) fn summon(&mut self, name: &str) {
         if self
             .nodes
             .get(name)
@@ -292,7 +196,7 @@ impl Engine {
     }
 
     /// Changes some marks of a node, unless a write is under way there: the end of that decides anew.
-    fn mark(&mut self, name: &str, change: impl FnOnce(&mut Marks)) {
+    pub(super) fn mark(&mut self, name: &str, change: impl FnOnce(&mut Marks)) {
         let Some(node) = self.nodes.get(name) else {
             return;
         };
@@ -305,7 +209,7 @@ impl Engine {
     }
 
     /// The way to a node's agent; none to one that was dismissed and is about to end.
-    fn channel(&self, name: &str) -> Option<Channel> {
+    pub(super) fn channel(&self, name: &str) -> Option<Channel> {
         let node = self.nodes.get(name)?;
         if node.marks.agent.as_deref() != Some(SUMMONED) {
             return None;
@@ -317,25 +221,5 @@ impl Engine {
         if let Some(node) = self.nodes.get(name) {
             self.notices.of_node(node, warning, reason, note);
         }
-    }
-
-    pub(super) fn pull_ended(&mut self, name: &str, lost: bool) {
-        self.pulls = self.pulls.saturating_sub(1);
-        let runtime: &mut NodeRuntime = self.runtime.entry(name.to_owned()).or_default();
-        runtime.pulling = false;
-        if lost {
-            warn!(
-                node = name,
-                "the stream of a pull was lost; what is missing is ordered again"
-            );
-            runtime.pull_not_before = Some(Timestamp::now() + PULL_PAUSE);
-            runtime.agent.channel = None;
-        }
-        if let Some(known) = self.pairs.get_mut(name) {
-            known.pairs.retain(|_, pair| *pair != Pair::Pulling);
-        }
-        self.dirty_nodes.insert(name.to_owned());
-        self.dirty_nodes.extend(std::mem::take(&mut self.waiting_to_pull));
-        self.all_prefetches_dirty();
     }
 }

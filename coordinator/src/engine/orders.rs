@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use quartermaster_proto::v1::agent_client::AgentClient;
 use quartermaster_proto::v1::{
-    CommandHeader, FailureReason, ProvisionEvent, ProvisionRequest, PullEvent, PullRequest,
-    UnprovisionRequest, VerifyRequest, WantedImage, provision_event, pull_event,
+    CommandHeader, FailureReason, ProvisionEvent, ProvisionRequest, UnprovisionRequest, VerifyRequest,
+    provision_event,
 };
 use quartermaster_proto::{MAX_MESSAGE, v1};
 use tokio::sync::mpsc;
@@ -17,16 +17,9 @@ use tracing::{info, warn};
 use super::Engine;
 use super::input::Input;
 use crate::node::{Outcome, Work};
-use crate::prefetch::{Pair, PairFailure, normalise};
 
 /// A provisioning that has not come to its end by then is asked about again.
 const PROVISION_DEADLINE: Duration = Duration::from_secs(300);
-/// For one command to pull; a longer one is taken up by another command.
-const PULL_DEADLINE: Duration = Duration::from_secs(3600);
-/// For one attempt at one image, on the agent.
-const IMAGE_DEADLINE: i64 = 600;
-const IMAGE_ATTEMPTS: u32 = 3;
-const IMAGES_AT_ONCE: u32 = 3;
 
 impl Engine {
     /// Dials the agent of a node; the answer comes back as an input.
@@ -70,20 +63,7 @@ impl Engine {
         });
     }
 
-    /// Orders images.
-    pub(super) fn order_pull(&mut self, node: &str, channel: Channel, images: Vec<String>) {
-        let id = uuid::Uuid::new_v4().to_string();
-        info!(node, command = id, images = images.len(), "pull ordered");
-        let header = self.header(id);
-        let (inputs, node) = (self.inputs.clone(), node.to_owned());
-        self.tasks.spawn(async move {
-            let pull = pull(channel, header, images, &node, &inputs);
-            let lost = !matches!(tokio::time::timeout(PULL_DEADLINE, pull).await, Ok(Ok(())));
-            let _ = inputs.send(Input::PullEnded { node, lost }).await;
-        });
-    }
-
-    fn header(&self, id: String) -> Option<CommandHeader> {
+    pub(super) fn header(&self, id: String) -> Option<CommandHeader> {
         Some(CommandHeader {
             id,
             term: self.setup.term,
@@ -91,7 +71,7 @@ impl Engine {
     }
 }
 
-fn client(channel: Channel) -> AgentClient<Channel> {
+pub(super) fn client(channel: Channel) -> AgentClient<Channel> {
     AgentClient::new(channel).max_decoding_message_size(MAX_MESSAGE)
 }
 
@@ -176,7 +156,7 @@ async fn follow(
 }
 
 /// What a failure says to a person: the agent's message, who uses the handler, and what to do.
-fn words(failure: &v1::Failure) -> String {
+pub(super) fn words(failure: &v1::Failure) -> String {
     let mut text = failure.message.clone();
     // The message may name them already.
     if failure
@@ -209,58 +189,6 @@ fn refused(node: &str, status: &Status) -> Outcome {
         },
         _ => Outcome::Lost,
     }
-}
-
-async fn pull(
-    channel: Channel,
-    header: Option<CommandHeader>,
-    images: Vec<String>,
-    node: &str,
-    inputs: &mpsc::Sender<Input>,
-) -> Result<(), Status> {
-    let deadline = prost_types::Duration {
-        seconds: IMAGE_DEADLINE,
-        nanos: 0,
-    };
-    let wanted = |reference| WantedImage {
-        reference,
-        deadline: Some(deadline),
-        attempts: IMAGE_ATTEMPTS,
-        ..Default::default()
-    };
-    let request = PullRequest {
-        header,
-        images: images.into_iter().map(wanted).collect(),
-        parallelism: IMAGES_AT_ONCE,
-        ..Default::default()
-    };
-    let mut stream = client(channel).pull(request).await?.into_inner();
-    while let Some(PullEvent { event }) = stream.message().await? {
-        let at = jiff::Timestamp::now();
-        let (image, pair) = match event {
-            Some(pull_event::Event::Ready(ready)) => {
-                let pulled = if ready.was_present { 0 } else { ready.size };
-                let digest = ready.digest;
-                (ready.image, Pair::Ready { digest, pulled, at })
-            }
-            Some(pull_event::Event::Failed(failed)) => {
-                let failure = failed.failure.unwrap_or_default();
-                let (reason, message) = (failure.reason(), words(&failure));
-                (failed.image, Pair::Failed(PairFailure { reason, message, at }))
-            }
-            Some(pull_event::Event::Done(_)) => return Ok(()),
-            Some(pull_event::Event::Progress(_)) | None => continue,
-        };
-        // Only names that we asked for come back; another is not ours to count.
-        let Ok(image) = normalise(&image) else {
-            continue;
-        };
-        let node = node.to_owned();
-        if inputs.send(Input::Image { node, image, pair }).await.is_err() {
-            break;
-        }
-    }
-    Err(Status::unknown("the stream ended before the pull was done"))
 }
 
 #[cfg(test)]

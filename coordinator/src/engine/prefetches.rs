@@ -1,6 +1,7 @@
 //! The engine's dealings with Prefetches: what they want of nodes, and the status that tells of it.
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
+use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use tracing::{error, info};
@@ -10,8 +11,8 @@ use super::writes::WriteError;
 use super::{Engine, Key, Subject};
 use crate::node::Version;
 use crate::prefetch::{
-    Cover, DeploymentFacts, Pair, PrefetchFacts, PrefetchPhase, PrefetchStatus, StatusInput, covers, resolve,
-    status,
+    Claim, Cover, Excess, PrefetchFacts, PrefetchPhase, PrefetchStatus, Standing, StatusInput, Trouble,
+    Wanted, claimants, covers, over_budget, resolve, status, wanted,
 };
 
 /// A status is computed at most this often, and written at most that often unless its phase changes.
@@ -27,6 +28,19 @@ impl Engine {
                 if known.is_some_and(|k| k.uid == facts.uid && facts.version.is_stale_beside(k.version)) {
                     return;
                 }
+                // What the status said before this process began is where it goes on.
+                for image in &facts.status.images {
+                    if let Some(digest) = &image.digest
+                        && !self.newest.contains_key(&*image.image)
+                    {
+                        self.newest
+                            .insert(image.image.as_str().into(), digest.as_str().into());
+                    }
+                }
+                let state = self.status.entry(key.clone()).or_default();
+                state
+                    .bytes_before
+                    .get_or_insert_with(|| u64::try_from(facts.status.bytes_pulled).unwrap_or(0));
                 let old = self.prefetches.insert(key.clone(), facts.clone());
                 self.dirty_prefetches.insert(key.clone());
                 // The answer to our own status write must not wake every node.
@@ -37,15 +51,14 @@ impl Engine {
                     } == facts
                 });
                 if !same {
-                    self.resolved.remove(&key);
-                    self.all_nodes_dirty();
+                    self.resolve_anew(&key);
                 }
             }
             Change::Gone(key) => {
                 self.prefetches.remove(&key);
-                self.resolved.remove(&key);
+                self.resolve_anew(&key);
                 self.status.remove(&key);
-                self.all_nodes_dirty();
+                self.dirty_prefetches.remove(&key);
             }
             Change::Reset(all) => {
                 self.synced.prefetches = true;
@@ -65,92 +78,103 @@ impl Engine {
         }
     }
 
-    pub(super) fn deployment_changed(&mut self, change: Change<Key, DeploymentFacts>) {
-        match change {
-            Change::Reset(all) => self.deployments = Some(all),
-            Change::Set(key, facts) => {
-                let known = self.deployments.get_or_insert_default();
-                if known.get(&key) == Some(&facts) {
-                    return;
-                }
-                known.insert(key, facts);
-            }
-            Change::Gone(key) => {
-                if let Some(known) = self.deployments.as_mut() {
-                    known.remove(&key);
-                }
-            }
-        }
-        self.resolved.clear();
+    /// What a Prefetch wants has to be looked up again.
+    pub(super) fn resolve_anew(&mut self, key: &Key) {
+        self.resolved.remove(key);
+        self.over.remove(key);
+        self.shared_wants.clear();
+        self.dirty_prefetches.insert(key.clone());
         self.all_nodes_dirty();
-        self.all_prefetches_dirty();
     }
 
-    /// Resolves what was not resolved since its inputs changed. False while Deployments are being listed.
+    pub(super) fn all_resolved_anew(&mut self) {
+        self.resolved.clear();
+        self.over.clear();
+        self.shared_wants.clear();
+        self.all_prefetches_dirty();
+        self.all_nodes_dirty();
+    }
+
+    /// Resolves what was not resolved since its inputs changed. False while workloads are being listed.
     fn resolve_all(&mut self) -> bool {
-        let labelled = self.prefetches.values().any(|p| !p.labels.is_empty());
-        if labelled && self.deployments.is_none() {
+        let unknown = self
+            .prefetches
+            .values()
+            .flat_map(PrefetchFacts::kinds)
+            .any(|kind| !self.workloads.knows(kind));
+        if unknown {
             return false;
         }
-        for (key, prefetch) in &self.prefetches {
-            if !self.resolved.contains_key(key) {
-                let deployments = self.deployments.iter().flat_map(BTreeMap::values);
-                self.resolved.insert(key.clone(), resolve(prefetch, deployments));
-            }
+        if self.resolved.len() == self.prefetches.len() && self.over.len() == self.prefetches.len() {
+            return true;
         }
+        let limits = &self.setup.limits;
+        for (key, prefetch) in &self.prefetches {
+            let resolved = self.resolved.entry(key.clone()).or_insert_with(|| {
+                let mut resolved = resolve(prefetch, |kind| self.workloads.of(kind), limits);
+                let meant = || {
+                    self.nodes
+                        .values()
+                        .filter(|n| covers(prefetch, n) != Cover::No)
+                        .count()
+                };
+                if limits.nodes > 0 && resolved.excess.is_none() {
+                    let nodes = meant();
+                    resolved.excess = (nodes > limits.nodes).then_some(Excess::Nodes(nodes, limits.nodes));
+                }
+                resolved
+            });
+            self.over
+                .entry(key.clone())
+                .or_insert_with(|| over_budget(resolved, &self.sizes, limits.bytes));
+        }
+        let wanted: HashSet<&Arc<str>> = self.resolved.values().flat_map(|r| r.images.keys()).collect();
+        self.newest.retain(|image, _| wanted.contains(image));
+        self.sizes.retain(|image, _| wanted.contains(image));
         true
     }
 
-    /// The images that are wanted on a node, each with the shortest `retry_after`; `None` while that is
-    /// not known.
-    pub(super) fn wanted_images(&mut self, name: &str) -> Option<BTreeMap<String, SignedDuration>> {
+    /// What is wanted on a node; `None` while that is not known.
+    pub(super) fn wanted_on(&mut self, name: &str) -> Option<Arc<Wanted>> {
         if !self.resolve_all() {
             return None;
         }
         let node = self.nodes.get(name)?;
-        let mut wanted: BTreeMap<String, SignedDuration> = BTreeMap::new();
-        for (key, prefetch) in &self.prefetches {
-            // One that is not Ready keeps its mark: it is trusted again when it is back in the same boot.
-            if covers(prefetch, node) == Cover::No {
-                continue;
-            }
-            for image in self
-                .resolved
-                .get(key)
-                .iter()
-                .flat_map(|resolved| &resolved.images)
-            {
-                wanted
-                    .entry(image.clone())
-                    .and_modify(|shortest| *shortest = (*shortest).min(prefetch.retry_after))
-                    .or_insert(prefetch.retry_after);
-            }
+        let claims: Vec<Claim<'_>> = self
+            .prefetches
+            .iter()
+            .filter_map(|(key, prefetch)| {
+                Some(Claim {
+                    prefetch,
+                    resolved: self.resolved.get(key)?,
+                    over: self.over.get(key)?,
+                })
+            })
+            .collect();
+        let places = claimants(node, claims.iter().copied());
+        if let Some(shared) = self.shared_wants.get(&places) {
+            return Some(shared.clone());
         }
-        Some(wanted)
+        let these = places.iter().map(|place| (*place, claims[*place]));
+        let fresh = Arc::new(wanted(these, &self.sizes));
+        self.shared_wants.insert(places, fresh.clone());
+        Some(fresh)
     }
 
-    pub(super) fn image(&mut self, node: &str, image: &str, pair: Pair) {
-        let Some(facts) = self.nodes.get(node) else {
+    pub(super) fn secrets_read(&mut self, key: &Key, trouble: Option<Trouble>) {
+        let Some(prefetch) = self.prefetches.get(key) else {
             return;
         };
-        match &pair {
-            Pair::Ready { digest, pulled, .. } => info!(node, image, digest, pulled, "image ready"),
-            Pair::Failed(failure) => info!(
-                node,
-                image,
-                reason = failure.reason.camel_case(),
-                message = failure.message,
-                "image failed"
-            ),
-            Pair::Pulling => {}
+        let state = self.status.entry(key.clone()).or_default();
+        if state.trouble == trouble {
+            return;
         }
-        let known = self
-            .pairs
-            .entry(node.to_owned())
-            .or_default()
-            .of_boot(&facts.boot_id);
-        known.pairs.insert(image.to_owned(), pair);
-        self.all_prefetches_dirty();
+        if let Some(trouble) = &trouble {
+            self.notices
+                .of_prefetch(prefetch, true, trouble.reason, &trouble.message);
+        }
+        state.trouble = trouble;
+        self.dirty_prefetches.insert(key.clone());
     }
 
     pub(super) fn settle_prefetches(&mut self, now: Timestamp) {
@@ -170,22 +194,38 @@ impl Engine {
         if state.writing {
             return;
         }
-        let rests = [state.computed_at.map(|at| at + COMPUTE), state.write_not_before];
+        // At most a twentieth of the time goes into one status.
+        let rest = COMPUTE.max((state.cost * 20).min(WRITE));
+        let rests = [state.computed_at.map(|at| at + rest), state.write_not_before];
         if let Some(at) = rests.into_iter().flatten().filter(|at| *at > now).max() {
             self.wake(at, Subject::Prefetch(key.clone()));
             return;
         }
         state.computed_at = Some(now);
+        let bytes = state.bytes_before.unwrap_or(0) + state.bytes;
+        let trouble = state.trouble.clone();
         let runtime = &self.runtime;
-        let trusted = |node: &crate::node::NodeFacts| runtime.get(&node.name).is_some_and(|r| r.settled);
+        let standing = |node: &crate::node::NodeFacts| match runtime.get(&node.name) {
+            Some(runtime) if runtime.settled => Standing::Settled,
+            Some(runtime) if runtime.unreachable => Standing::Unreachable,
+            _ => Standing::Open,
+        };
+        let none = HashSet::new();
+        let begun = std::time::Instant::now();
         let fresh = status(StatusInput {
             prefetch,
             resolved,
+            over: self.over.get(key).unwrap_or(&none),
+            trouble: trouble.as_ref(),
             nodes: &self.nodes,
             pairs: &self.pairs,
-            trusted: &trusted,
+            standing: &standing,
+            newest: &self.newest,
+            bytes,
             now,
         });
+        let state = self.status.entry(key.clone()).or_default();
+        state.cost = SignedDuration::try_from(begun.elapsed()).unwrap_or_default();
         if fresh == prefetch.status {
             return;
         }

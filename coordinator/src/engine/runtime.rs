@@ -1,11 +1,15 @@
 //! What this process knows of a node beyond the Node object: its agent, and what is under way there.
 
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use tonic::transport::Channel;
 
+use super::Key;
 use crate::node::{Attempt, Work};
+use crate::prefetch::Trouble;
 
 /// Pauses between dials: doubled from the first to the last.
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_millis(20);
@@ -40,6 +44,17 @@ pub(super) struct NodeRuntime {
     pub restarted_at: Option<Timestamp>,
     /// All images that are wanted on it are there, by its own mark.
     pub settled: bool,
+    /// Prefetches among whose pulling nodes it has a place.
+    pub engaged: BTreeSet<Key>,
+    /// What was ordered and not reported yet, each with the fingerprint of its pins, and for whom.
+    pub ordered: HashMap<Arc<str>, u64>,
+    pub ordered_by: Vec<Key>,
+    /// Registries from which it pulls.
+    pub hosts: BTreeSet<String>,
+    /// Its agent does not come; it holds nobody back.
+    pub unreachable: bool,
+    /// What the node has to say of pins after a release.
+    pub owed_pins: Option<Option<String>>,
 }
 
 /// The end of an order that is not on the Node yet.
@@ -102,6 +117,18 @@ pub(super) struct PrefetchRuntime {
     pub computed_at: Option<Timestamp>,
     pub written_at: Option<Timestamp>,
     pub write_not_before: Option<Timestamp>,
+    /// How long computing it took: a status of many nodes is computed less often.
+    pub cost: SignedDuration,
+    /// Nodes that pull for it, or are about to.
+    pub engaged: usize,
+    /// Nodes that wait for a place among them.
+    pub waiting: BTreeSet<String>,
+    /// Bytes that were pulled for it by order of this process.
+    pub bytes: u64,
+    /// What its status said when this process first saw it.
+    pub bytes_before: Option<u64>,
+    /// What is wrong with its secrets.
+    pub trouble: Option<Trouble>,
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! What the coordinator keeps of a Node object.
 
-use k8s_openapi::api::core::v1::Node;
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::api::ObjectMeta;
 
-use super::marks::Marks;
+use super::marks::{AGENT, Marks};
 
 /// `metadata.resourceVersion` as a number, which grows with every write to an object. It says how new facts are and
 /// is no fact itself: two states that differ in it alone are the same.
@@ -33,7 +35,7 @@ impl PartialEq for Version {
 impl Eq for Version {}
 
 /// A Node, trimmed to what decisions need. A heartbeat that changes none of it wakes nobody.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeFacts {
     /// `metadata.name`.
     pub name: String,
@@ -55,6 +57,12 @@ pub struct NodeFacts {
     pub os: String,
     /// `status.nodeInfo.containerRuntimeVersion`, such as `containerd://2.1.4`.
     pub runtime: String,
+    /// `metadata.labels`, for selectors.
+    pub labels: BTreeMap<String, String>,
+    /// `spec.taints`.
+    pub taints: Vec<Taint>,
+    /// `spec.unschedulable`.
+    pub cordoned: bool,
     /// Condition `Ready` is `True`.
     pub ready: bool,
     /// Carries the label or taint of a control-plane node.
@@ -94,6 +102,16 @@ impl NodeFacts {
             runtime: info
                 .map(|i| i.container_runtime_version.clone())
                 .unwrap_or_default(),
+            // Our own label comes and goes with the agent, and is read as a mark.
+            labels: meta
+                .labels
+                .iter()
+                .flatten()
+                .filter(|(key, _)| *key != AGENT)
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect(),
+            taints: taints.to_vec(),
+            cordoned: node.spec.as_ref().and_then(|s| s.unschedulable) == Some(true),
             ready: conditions
                 .iter()
                 .any(|c| c.type_ == "Ready" && c.status == "True"),

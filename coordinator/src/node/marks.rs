@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::NodeCondition;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-const AGENT: &str = "kwasm.sh/agent";
+pub(super) const AGENT: &str = "kwasm.sh/agent";
 const PROVISIONED: &str = "kwasm.sh/kwasm-provisioned";
 const CRUN: &str = "kwasm.sh/crun";
 const SPEC_HASH: &str = "kwasm.sh/spec-hash";
@@ -15,6 +15,7 @@ const BOOT: &str = "kwasm.sh/verified-boot-id";
 const MACHINE: &str = "kwasm.sh/verified-machine-id";
 const RESTART: &str = "kwasm.sh/restart";
 const IMAGES: &str = "cache.techsquad.rocks/images-verified";
+const PINS: &str = "cache.techsquad.rocks/pins-held";
 const CONDITION: &str = "WasmRuntimeReady";
 
 /// Reason of the condition while a summoned agent does not come.
@@ -44,6 +45,8 @@ pub struct Marks {
     pub restart: Option<Restart>,
     /// One hash over the images that were verified on the node, with boot and time.
     pub images_verified: Option<String>,
+    /// Pins of ours may be on the node, until the time that it names.
+    pub pins_held: Option<String>,
     /// Condition `WasmRuntimeReady`.
     pub condition: Option<Condition>,
 }
@@ -127,6 +130,7 @@ impl Marks {
             // One that cannot be read was not written by us; it is overwritten in due course.
             restart: annotation(RESTART).and_then(|text| serde_json::from_str(&text).ok()),
             images_verified: annotation(IMAGES),
+            pins_held: annotation(PINS),
             condition,
         }
     }
@@ -147,6 +151,7 @@ impl Marks {
         Self {
             agent: self.agent.clone(),
             images_verified: self.images_verified.clone(),
+            pins_held: self.pins_held.clone(),
             ..Self::default()
         }
     }
@@ -217,6 +222,7 @@ impl Marks {
             &self.images_verified,
             &wanted.images_verified,
         );
+        put(&mut annotations, PINS, &self.pins_held, &wanted.pins_held);
         let text = |restart: &Option<Restart>| {
             restart
                 .as_ref()

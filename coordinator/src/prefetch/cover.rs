@@ -22,11 +22,7 @@ pub fn covers(prefetch: &PrefetchFacts, node: &NodeFacts) -> Cover {
     if !node.name.contains(&prefetch.node_filter) {
         return Cover::No;
     }
-    if prefetch
-        .nodes
-        .as_ref()
-        .is_some_and(|query| !selects(query, node))
-    {
+    if prefetch.nodes.as_ref().is_some_and(|query| !selects(query, node)) {
         return Cover::No;
     }
     if can_be_served(node) {
@@ -55,9 +51,13 @@ fn selects(query: &NodeQuery, node: &NodeFacts) -> bool {
 /// Taints that say nothing of who may use the node in the long run.
 fn passes(taint: &Taint) -> bool {
     taint.effect == "PreferNoSchedule"
-        || ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "kwasm.sh/"]
-            .iter()
-            .any(|prefix| taint.key.starts_with(prefix))
+        || [
+            "node.kubernetes.io/",
+            "node.cloudprovider.kubernetes.io/",
+            "kwasm.sh/",
+        ]
+        .iter()
+        .any(|prefix| taint.key.starts_with(prefix))
 }
 
 fn control_plane(query: &NodeQuery, taint: &Taint) -> bool {
@@ -102,7 +102,9 @@ mod tests {
     }
 
     fn tainted(taint: &str) -> NodeFacts {
-        node(&format!("metadata: {{name: worker}}\nspec: {{taints: [{taint}]}}"))
+        node(&format!(
+            "metadata: {{name: worker}}\nspec: {{taints: [{taint}]}}"
+        ))
     }
 
     fn control_plane_node() -> NodeFacts {

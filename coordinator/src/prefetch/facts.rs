@@ -6,7 +6,6 @@ use jiff::{SignedDuration, Span};
 use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::ResourceExt;
 use kube::api::ObjectMeta;
 use kube::core::Selector;
 
@@ -184,7 +183,11 @@ impl PrefetchFacts {
             });
         }
         let pin = spec.pin.clone().unwrap_or_default();
-        let expiry = duration(pin.expiry.as_deref(), SignedDuration::from_hours(168), "pin.expiry")?;
+        let expiry = duration(
+            pin.expiry.as_deref(),
+            SignedDuration::from_hours(168),
+            "pin.expiry",
+        )?;
         Ok(Self {
             labels: spec.filter_by_labels.clone().unwrap_or_default(),
             node_filter: spec.node_filter.clone().unwrap_or_default(),
@@ -205,10 +208,7 @@ impl PrefetchFacts {
     /// The kinds of workloads that have to be known to resolve it.
     pub fn kinds(&self) -> impl Iterator<Item = WorkloadKind> {
         let deployments = (!self.labels.is_empty()).then_some(WorkloadKind::Deployment);
-        self.workloads
-            .iter()
-            .map(|query| query.kind)
-            .chain(deployments)
+        self.workloads.iter().map(|query| query.kind).chain(deployments)
     }
 }
 

@@ -14,7 +14,7 @@ pub struct NodePairs {
     pub boot_id: String,
     /// By normalised reference; one that is absent is not known.
     pub pairs: HashMap<Arc<str>, Pair>,
-    /// Once all was there: what each image was. A fleet that is at rest keeps no more than this.
+    /// Once all was there: what each image was, in the order of their names. A fleet that is at rest keeps no more than this.
     pub digests: Box<[(Arc<str>, Arc<str>)]>,
     /// The hash of what was wanted when pins that nobody wants any more were last released.
     pub released: Option<String>,
@@ -71,7 +71,7 @@ impl NodePairs {
         if self.pairs.is_empty() {
             return;
         }
-        self.digests = self
+        let mut digests: Vec<(Arc<str>, Arc<str>)> = self
             .pairs
             .drain()
             .filter_map(|(image, pair)| match pair {
@@ -81,6 +81,8 @@ impl NodePairs {
                 _ => None,
             })
             .collect();
+        digests.sort_unstable();
+        self.digests = digests.into();
         self.pairs.shrink_to_fit();
     }
 }

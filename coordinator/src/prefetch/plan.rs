@@ -1,11 +1,13 @@
-//! What to pull on a node next.
+//! What is to be done about the images of a node.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use sha2::{Digest, Sha256};
 
 use super::pairs::{NodePairs, Pair};
+use super::registry::{Registries, host};
+use super::wanted::{Want, Wanted};
 use crate::node::NodeFacts;
 
 /// What should happen about the images of one node.
@@ -13,65 +15,139 @@ use crate::node::NodeFacts;
 pub enum PullPlan {
     /// All that is wanted is there, and the node must carry this mark (none where nothing is wanted).
     Settled(Option<String>),
-    /// These are to be pulled, or looked for, now.
-    Pull(Vec<String>),
+    /// Pins that nobody wants any more are to be let go.
+    Release,
+    /// These are to be pulled, or looked for, now, in this order.
+    Pull(Vec<Arc<str>>),
     /// Some are missing; nothing is to be done before this time.
     WaitUntil(Timestamp),
 }
 
-/// Plans for one node. `wanted` holds the images of all Prefetches that cover it, each with the shortest
-/// `retry_after` that is asked for it.
-pub fn plan(
-    node: &NodeFacts,
-    wanted: &BTreeMap<String, SignedDuration>,
-    known: &NodePairs,
-    recheck: SignedDuration,
-    now: Timestamp,
-) -> PullPlan {
-    if wanted.is_empty() {
+/// Everything that a plan rests on.
+#[derive(Debug, Clone, Copy)]
+pub struct PlanInput<'a> {
+    /// The node.
+    pub node: &'a NodeFacts,
+    /// What is wanted there.
+    pub wanted: &'a Wanted,
+    /// What is known of it.
+    pub known: &'a NodePairs,
+    /// Registries that ask for patience.
+    pub registries: &'a Registries,
+    /// After how long what was there is looked for again.
+    pub recheck: SignedDuration,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// Plans for one node.
+pub fn plan(input: PlanInput<'_>) -> PullPlan {
+    let PlanInput {
+        node, wanted, known, ..
+    } = input;
+    let marks = &node.marks;
+    if wanted.is_empty() && marks.pins_held.is_none() {
         return PullPlan::Settled(None);
     }
-    let hash = hash(wanted.keys());
-    let mark = node.marks.images_verified.as_deref().and_then(Mark::read);
-    let trusted = mark
-        .as_ref()
-        .filter(|mark| mark.hash == hash && mark.boot == node.boot_id)
-        .filter(|mark| now.duration_since(mark.at) < jittered(recheck, &node.name));
-    if trusted.is_some() {
-        return PullPlan::Settled(node.marks.images_verified.clone());
+    if wanted.images.is_empty() && !wanted.is_empty() {
+        // Suspended: nobody is woken, and the mark is still true when it goes on.
+        return PullPlan::Settled(marks.images_verified.clone());
     }
-    let trust = jittered(recheck, &node.name);
-    let mut since = now;
-    let mut due = Vec::new();
-    let mut later: Option<Timestamp> = None;
-    for (image, retry_after) in wanted {
-        match known.pairs.get(image).filter(|_| known.boot_id == node.boot_id) {
-            Some(Pair::Ready { at, .. }) if now.duration_since(*at) < trust => since = since.min(*at),
-            Some(Pair::Failed(failure)) if failure.at + *retry_after > now => {
-                let at = failure.at + *retry_after;
-                later = Some(later.map_or(at, |earliest| earliest.min(at)));
+    let hash = wanted.hash().to_owned();
+    let mark = marks.images_verified.as_deref().and_then(Mark::read);
+    let same = mark.as_ref().filter(|mark| mark.hash == hash);
+    if wanted.is_empty() {
+        // Only pins that are to stay until they expire are left.
+        let expired = held_until(node).is_none_or(|until| until <= input.now);
+        return match same {
+            Some(_) if !expired => PullPlan::Settled(marks.images_verified.clone()),
+            _ if !expired && known.released.as_ref() == Some(&hash) => {
+                PullPlan::Settled(Some(Mark::new(hash, node, input.now).to_string()))
             }
-            _ => due.push(image.clone()),
+            _ => PullPlan::Release,
+        };
+    }
+    let trust = trust(node, wanted, input.recheck);
+    let trusted = same
+        .filter(|mark| mark.boot == node.boot_id)
+        .filter(|mark| input.now.duration_since(mark.at) < trust);
+    if trusted.is_some() {
+        return PullPlan::Settled(marks.images_verified.clone());
+    }
+    // First, since what is let go may make the room that the others need.
+    if marks.pins_held.is_some() && same.is_none() && known.released.as_ref() != Some(&hash) {
+        return PullPlan::Release;
+    }
+    pull_or_wait(input, hash, trust)
+}
+
+fn pull_or_wait(input: PlanInput<'_>, hash: String, trust: SignedDuration) -> PullPlan {
+    let PlanInput { node, now, .. } = input;
+    let known = &input.known.pairs;
+    let mut since = now;
+    let mut due: Vec<(&Arc<str>, &Want)> = Vec::new();
+    let mut later: Option<Timestamp> = None;
+    let mut wait = |at: Timestamp| later = Some(later.map_or(at, |earliest| earliest.min(at)));
+    for (image, want) in &input.wanted.images {
+        let patience = input.registries.not_before(host(image), &node.name, now);
+        match known.get(image).filter(|_| input.known.boot_id == node.boot_id) {
+            Some(Pair::Ready { at, pins, .. })
+                if now.duration_since(*at) < trust && *pins == want.pins_fingerprint() =>
+            {
+                since = since.min(*at);
+            }
+            Some(Pair::NotForNode { at }) if now.duration_since(*at) < trust => since = since.min(*at),
+            // A registry says itself when it can be asked again; all other failures wait for retry_after.
+            Some(Pair::Failed(failure)) if failure.reason.asks_for_patience() && patience.is_some() => {
+                patience.into_iter().for_each(&mut wait);
+            }
+            Some(Pair::Failed(failure))
+                if !failure.reason.asks_for_patience() && failure.at + want.retry_after > now =>
+            {
+                wait(failure.at + want.retry_after);
+            }
+            _ => match patience {
+                Some(until) => wait(until),
+                None => due.push((image, want)),
+            },
         }
     }
-    match (due.is_empty(), later) {
-        (false, _) => PullPlan::Pull(due),
-        (true, Some(at)) => PullPlan::WaitUntil(at),
-        (true, None) => PullPlan::Settled(Some(
-            Mark {
-                hash,
-                boot: node.boot_id.clone(),
-                at: since,
-            }
-            .to_string(),
-        )),
+    if !due.is_empty() {
+        due.sort_by_key(|(image, want)| (want.place, *image));
+        return PullPlan::Pull(due.into_iter().map(|(image, _)| image.clone()).collect());
+    }
+    match later {
+        Some(at) => PullPlan::WaitUntil(at),
+        None => PullPlan::Settled(Some(Mark::new(hash, node, since).to_string())),
     }
 }
 
-/// When the trust in a node's mark ends, if it carries one.
-pub fn recheck_at(node: &NodeFacts, recheck: SignedDuration) -> Option<Timestamp> {
+/// When a settled node has to be looked at again: when the trust in its mark ends, or its last pin.
+pub fn recheck_at(node: &NodeFacts, wanted: &Wanted, recheck: SignedDuration) -> Option<Timestamp> {
+    if wanted.is_empty() {
+        return held_until(node);
+    }
     let mark = node.marks.images_verified.as_deref().and_then(Mark::read)?;
-    Some(mark.at + jittered(recheck, &node.name))
+    Some(mark.at + trust(node, wanted, recheck))
+}
+
+/// For how long what was there is taken to be there still: a pin is renewed well before it expires.
+fn trust(node: &NodeFacts, wanted: &Wanted, recheck: SignedDuration) -> SignedDuration {
+    let pinned = wanted.shortest_pin().map_or(recheck, |shortest| shortest / 2);
+    jittered(recheck.min(pinned), &node.name)
+}
+
+/// Until when pins of ours may be held on a node.
+pub fn held_until(node: &NodeFacts) -> Option<Timestamp> {
+    node.marks.pins_held.as_deref()?.parse().ok()
+}
+
+/// What `pins-held` must say before a node pulls with pins; `None` where it says enough. A tenth is left to
+/// inaccuracy, so that it is not written for every image.
+pub fn promise(node: &NodeFacts, wanted: &Wanted, now: Timestamp) -> Option<String> {
+    let longest = wanted.longest_pin()?;
+    let enough = held_until(node).is_some_and(|until| until >= now + longest - longest / 10);
+    (!enough).then(|| format!("{:.0}", now + longest))
 }
 
 /// The value of `cache.techsquad.rocks/images-verified`.
@@ -82,6 +158,11 @@ struct Mark {
 }
 
 impl Mark {
+    fn new(hash: String, node: &NodeFacts, at: Timestamp) -> Self {
+        let boot = node.boot_id.clone();
+        Self { hash, boot, at }
+    }
+
     fn read(text: &str) -> Option<Self> {
         let mut parts = text.split(' ');
         let mark = Self {
@@ -99,15 +180,6 @@ impl std::fmt::Display for Mark {
     }
 }
 
-fn hash<'a>(images: impl Iterator<Item = &'a String>) -> String {
-    let mut hasher = Sha256::new();
-    for image in images {
-        hasher.update(image);
-        hasher.update("\n");
-    }
-    crate::node::hex(&hasher.finalize())[..16].to_owned()
-}
-
 /// 90 to 110 percent of a duration, ever the same for the same node, so that a fleet that was provisioned
 /// in one go is not checked again in one go.
 fn jittered(duration: SignedDuration, node: &str) -> SignedDuration {
@@ -118,146 +190,5 @@ fn jittered(duration: SignedDuration, node: &str) -> SignedDuration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::pairs::PairFailure;
-    use super::*;
-    use quartermaster_proto::v1::FailureReason;
-
-    const RECHECK: SignedDuration = SignedDuration::from_hours(6);
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).expect("a time")
-    }
-
-    fn node() -> NodeFacts {
-        NodeFacts {
-            name: "worker-1".into(),
-            boot_id: "boot-1".into(),
-            ..NodeFacts::default()
-        }
-    }
-
-    fn wanted(images: &[&str]) -> BTreeMap<String, SignedDuration> {
-        images
-            .iter()
-            .map(|image| ((*image).to_owned(), SignedDuration::from_secs(60)))
-            .collect()
-    }
-
-    fn known(pairs: &[(&str, Pair)]) -> NodePairs {
-        NodePairs {
-            boot_id: "boot-1".into(),
-            pairs: pairs
-                .iter()
-                .map(|(image, pair)| ((*image).to_owned(), pair.clone()))
-                .collect(),
-        }
-    }
-
-    fn ready() -> Pair {
-        Pair::Ready {
-            digest: String::new(),
-            pulled: 0,
-            at: at(0),
-        }
-    }
-
-    fn failed(second: i64) -> Pair {
-        Pair::Failed(PairFailure {
-            reason: FailureReason::ImageNotFound,
-            message: String::new(),
-            at: at(second),
-        })
-    }
-
-    fn settled(images: &[&str], second: i64) -> String {
-        let pairs: Vec<_> = images.iter().map(|image| (*image, ready())).collect();
-        match plan(&node(), &wanted(images), &known(&pairs), RECHECK, at(second)) {
-            PullPlan::Settled(Some(mark)) => mark,
-            other => panic!("expected a mark, got {other:?}"),
-        }
-    }
-
-    #[test]
-    fn what_is_not_known_is_pulled() {
-        let plan = plan(
-            &node(),
-            &wanted(&["a", "b"]),
-            &known(&[("a", ready())]),
-            RECHECK,
-            at(0),
-        );
-        assert_eq!(plan, PullPlan::Pull(vec!["b".into()]));
-    }
-
-    #[test]
-    fn a_node_that_has_all_gets_a_mark_and_is_trusted_by_it_afterwards() {
-        let mut node = node();
-        node.marks.images_verified = Some(settled(&["a", "b"], 0));
-        let later = plan(
-            &node,
-            &wanted(&["a", "b"]),
-            &NodePairs::default(),
-            RECHECK,
-            at(3600),
-        );
-        assert_eq!(later, PullPlan::Settled(node.marks.images_verified.clone()));
-    }
-
-    #[test]
-    fn another_boot_or_another_set_of_images_is_not_trusted() {
-        let mut node = node();
-        node.marks.images_verified = Some(settled(&["a"], 0));
-        let nothing = NodePairs::default();
-        assert_eq!(
-            plan(&node, &wanted(&["a", "b"]), &nothing, RECHECK, at(1)),
-            PullPlan::Pull(vec!["a".into(), "b".into()])
-        );
-        node.boot_id = "boot-2".into();
-        assert_eq!(
-            plan(&node, &wanted(&["a"]), &known(&[("a", ready())]), RECHECK, at(1)),
-            PullPlan::Pull(vec!["a".into()])
-        );
-    }
-
-    #[test]
-    fn what_was_there_is_checked_again_after_the_recheck_interval() {
-        let mut node = node();
-        node.marks.images_verified = Some(settled(&["a"], 0));
-        let again = plan(
-            &node,
-            &wanted(&["a"]),
-            &known(&[("a", ready())]),
-            RECHECK,
-            at(7 * 3600),
-        );
-        assert_eq!(again, PullPlan::Pull(vec!["a".into()]));
-        let at_time = recheck_at(&node, RECHECK).expect("a time").as_second();
-        assert!((19_440..=23_760).contains(&at_time), "{at_time}");
-    }
-
-    #[test]
-    fn what_failed_waits_for_its_retry_and_the_others_do_not() {
-        let known = known(&[("a", failed(0))]);
-        assert_eq!(
-            plan(&node(), &wanted(&["a", "b"]), &known, RECHECK, at(59)),
-            PullPlan::Pull(vec!["b".into()])
-        );
-        assert_eq!(
-            plan(&node(), &wanted(&["a"]), &known, RECHECK, at(59)),
-            PullPlan::WaitUntil(at(60))
-        );
-        assert_eq!(
-            plan(&node(), &wanted(&["a"]), &known, RECHECK, at(60)),
-            PullPlan::Pull(vec!["a".into()])
-        );
-    }
-
-    #[test]
-    fn a_node_on_which_nothing_is_wanted_carries_no_mark() {
-        assert_eq!(
-            plan(&node(), &wanted(&[]), &NodePairs::default(), RECHECK, at(0)),
-            PullPlan::Settled(None)
-        );
-    }
-}
+#[path = "plan_tests.rs"]
+mod tests;

@@ -142,7 +142,10 @@ mod tests {
 
     #[test]
     fn the_registry_is_what_stands_before_the_first_slash() {
-        assert_eq!(host("registry.example.com:5000/a/b:1"), "registry.example.com:5000");
+        assert_eq!(
+            host("registry.example.com:5000/a/b:1"),
+            "registry.example.com:5000"
+        );
         assert_eq!(host("docker.io/library/nginx:latest"), "docker.io");
     }
 }

@@ -213,10 +213,7 @@ spec: {{selector: {{}}, template: {{spec: {{initContainers: [{{name: i, image: '
         let both = [own, web()];
         let count = |spec: &str| resolved(spec, &both).images.len();
         assert_eq!(count("{workloads: [{kind: Deployment}]}"), 2);
-        assert_eq!(
-            count("{workloads: [{kind: Deployment, namespaces: ['*']}]}"),
-            3
-        );
+        assert_eq!(count("{workloads: [{kind: Deployment, namespaces: ['*']}]}"), 3);
         assert_eq!(
             names(&resolved(
                 "{workloads: [{kind: Deployment, namespaces: [shop], selector: {matchExpressions: [{key: tier, operator: In, values: [front]}]}}]}",
@@ -225,7 +222,9 @@ spec: {{selector: {{}}, template: {{spec: {{initContainers: [{{name: i, image: '
             ["docker.io/library/busybox:1", "docker.io/library/nginx:latest"]
         );
         assert_eq!(
-            count("{workloads: [{kind: Deployment, namespaces: [shop], selector: {matchLabels: {tier: back}}}]}"),
+            count(
+                "{workloads: [{kind: Deployment, namespaces: [shop], selector: {matchLabels: {tier: back}}}]}"
+            ),
             0
         );
     }
@@ -278,7 +277,10 @@ spec: {{selector: {{}}, template: {{spec: {{initContainers: [{{name: i, image: '
         ] {
             assert_eq!(excess(spec), Some(Excess::Namespaces), "{spec}");
         }
-        for spec in ["{workloads: [{kind: Job}]}", "{workloads: [{kind: Job, namespaces: [n]}]}"] {
+        for spec in [
+            "{workloads: [{kind: Job}]}",
+            "{workloads: [{kind: Job, namespaces: [n]}]}",
+        ] {
             assert_eq!(excess(spec), None, "{spec}");
         }
     }

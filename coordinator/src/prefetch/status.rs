@@ -1,21 +1,36 @@
 //! What a user is told of a Prefetch.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::crd::{
-    ImageReason, ImageStatus, NodeCounts, PairCounts, PrefetchPhase, PrefetchStatus, StatusCondition,
-};
-use super::pairs::{NodePairs, Pair};
-use super::resolve::{Cover, PrefetchFacts, Resolved, covers};
+use super::cover::{Cover, covers};
+use super::crd::{ImageReason, ImageStatus, NodeCounts, PairCounts, PrefetchStatus};
+use super::facts::PrefetchFacts;
+use super::pairs::{NOT_FOR_NODE, NodePairs, Pair};
+use super::resolve::Resolved;
+use super::verdict::{Trouble, Verdict};
 use crate::node::NodeFacts;
 
 /// Reasons that are named for each image, and nodes for each reason: what bounds the size of a status.
 const REASONS: usize = 3;
 const SAMPLES: usize = 3;
+/// Images that are refused and named one by one.
+const REFUSED: usize = 100;
 /// Longest message of a reason, in bytes.
 const MESSAGE: usize = 256;
+
+/// How far what is known of a node goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// By its own mark all that is wanted there is there.
+    Settled,
+    /// As far as its pairs tell.
+    Open,
+    /// No agent comes to it.
+    Unreachable,
+}
 
 /// Everything that a status is made from.
 #[derive(Clone, Copy)]
@@ -24,12 +39,20 @@ pub struct StatusInput<'a> {
     pub prefetch: &'a PrefetchFacts,
     /// What it wants.
     pub resolved: &'a Resolved,
+    /// Images of it that would exceed its bytes.
+    pub over: &'a HashSet<Arc<str>>,
+    /// Something that is wrong with all of it.
+    pub trouble: Option<&'a Trouble>,
     /// All nodes.
     pub nodes: &'a BTreeMap<String, NodeFacts>,
     /// What is known of their images.
     pub pairs: &'a HashMap<String, NodePairs>,
-    /// Whether a node's own mark says that all that is wanted there is there.
-    pub trusted: &'a dyn Fn(&NodeFacts) -> bool,
+    /// How far that goes.
+    pub standing: &'a dyn Fn(&NodeFacts) -> Standing,
+    /// What each tag stood for when it was last resolved.
+    pub newest: &'a HashMap<Arc<str>, Arc<str>>,
+    /// Bytes that were pulled for it.
+    pub bytes: u64,
     /// The time.
     pub now: Timestamp,
 }
@@ -37,156 +60,226 @@ pub struct StatusInput<'a> {
 /// The status that a Prefetch should have.
 pub fn status(input: StatusInput<'_>) -> PrefetchStatus {
     let previous = &input.prefetch.status;
+    let verdict = |counted: &PrefetchStatus, begun| Verdict::of(&input, counted, begun);
+    if input.prefetch.suspend {
+        // What is not looked for is not counted anew.
+        let mut kept = previous.clone();
+        let verdict = verdict(&kept, false);
+        kept.phase = Some(verdict.phase);
+        kept.conditions = verdict.conditions(previous, input.prefetch.generation, input.now);
+        kept.observed_generation = input.prefetch.generation;
+        return kept;
+    }
+    let (mut counted, begun) = count_all(&input);
+    counted.images_wanted = count(input.resolved.images.len() + input.resolved.refused.len());
+    counted.observed_generation = input.prefetch.generation;
+    counted.bytes_pulled = i64::try_from(input.bytes).unwrap_or(i64::MAX);
+    let verdict = verdict(&counted, begun);
+    counted.phase = Some(verdict.phase);
+    counted.conditions = verdict.conditions(previous, input.prefetch.generation, input.now);
+    counted
+}
+
+/// Counts, and whether anything has begun.
+fn count_all(input: &StatusInput<'_>) -> (PrefetchStatus, bool) {
     let mut nodes = NodeCounts::default();
     let mut pairs = PairCounts::default();
-    let mut bytes = 0_u64;
     let mut begun = false;
-    let mut images: BTreeMap<&str, Tally<'_>> = input
+    let images: Vec<&Arc<str>> = input
         .resolved
         .images
-        .iter()
-        .map(|image| (image.as_str(), Tally::default()))
+        .keys()
+        .filter(|image| !input.over.contains(*image))
         .collect();
-
+    let mut tallies: Vec<Tally<'_>> = images
+        .iter()
+        .map(|image| Tally {
+            newest: input.newest.get(*image).map(|digest| &**digest),
+            ..Tally::default()
+        })
+        .collect();
     for node in input.nodes.values() {
-        match covers(input.prefetch, node) {
+        let standing = match covers(input.prefetch, node) {
             Cover::No => continue,
-            Cover::Excluded => {
-                nodes.excluded += 1;
-                continue;
-            }
-            Cover::Wanted => nodes.wanted += 1,
+            Cover::Excluded => Standing::Unreachable,
+            Cover::Wanted => (input.standing)(node),
+        };
+        if standing == Standing::Unreachable || input.resolved.excess.is_some() {
+            nodes.excluded += 1;
+            continue;
         }
+        nodes.wanted += 1;
         let known = input
             .pairs
             .get(&node.name)
             .filter(|known| known.boot_id == node.boot_id);
-        let trusted = (input.trusted)(node);
-        let (mut ready, mut failed) = (0, false);
-        for (image, tally) in &mut images {
-            pairs.wanted += 1;
-            match known.and_then(|known| known.pairs.get(*image)) {
-                Some(Pair::Ready { digest, pulled, .. }) => {
-                    ready += 1;
-                    tally.ready += 1;
-                    bytes += pulled;
-                    if !digest.is_empty() {
-                        tally.digest = Some(digest);
+        // Both are in the order of the images' names.
+        let mut resting = known
+            .filter(|_| standing == Standing::Settled)
+            .map_or(&[][..], |known| &known.digests)
+            .iter()
+            .peekable();
+        let (mut there, mut failed) = (0, false);
+        for (image, tally) in images.iter().zip(&mut tallies) {
+            let seen = match known.and_then(|known| known.pairs.get(*image)) {
+                Some(pair) => Seen::from(pair),
+                None if standing == Standing::Settled => {
+                    while resting.next_if(|(other, _)| other < *image).is_some() {}
+                    match resting.next_if(|(other, _)| other == *image) {
+                        Some((_, mark)) if &**mark == NOT_FOR_NODE => Seen::NotForNode,
+                        Some((_, digest)) => Seen::Ready(digest),
+                        None => Seen::Ready(""),
                     }
                 }
-                None if trusted => {
-                    ready += 1;
-                    tally.ready += 1;
+                None => Seen::Nothing,
+            };
+            pairs.wanted += i64::from(!matches!(seen, Seen::NotForNode));
+            match seen {
+                Seen::Ready(digest) => {
+                    there += 1;
+                    pairs.ready += 1;
+                    tally.ready(digest, &node.name);
                 }
-                Some(Pair::Failed(failure)) => {
+                Seen::NotForNode => {
+                    there += 1;
+                    tally.not_for_node += 1;
+                }
+                Seen::Failed(failure) => {
                     failed = true;
                     begun = true;
                     pairs.failed += 1;
-                    tally.failed += 1;
-                    let reason = tally
-                        .reasons
-                        .entry(failure.reason.camel_case())
-                        .or_insert_with(|| ImageReason {
-                            message: shorten(&failure.message),
-                            ..ImageReason::default()
-                        });
-                    reason.count += 1;
-                    if reason.nodes.len() < SAMPLES {
-                        reason.nodes.push(node.name.clone());
-                    }
+                    tally.failed(&failure.reason.camel_case(), &failure.message, &node.name);
                 }
-                Some(Pair::Pulling) => {
+                Seen::Pulling => {
                     begun = true;
                     pairs.pulling += 1;
                 }
-                None => {}
+                Seen::Nothing => {}
             }
         }
-        pairs.ready += ready;
-        if failed {
-            nodes.failed += 1;
-        } else if ready == i64::try_from(images.len()).unwrap_or(i64::MAX) {
-            nodes.ready += 1;
-        }
+        nodes.failed += i64::from(failed);
+        nodes.ready += i64::from(there == images.len());
     }
     begun |= pairs.ready > 0;
-
-    let invalid = !input.resolved.invalid.is_empty();
-    let phase = if previous.phase.is_none() {
-        // Whoever watches a new object sees it begin, however quick it is.
-        PrefetchPhase::Pending
-    } else if pairs.wanted == 0 && invalid {
-        PrefetchPhase::Failed
-    } else if pairs.wanted == 0 {
-        PrefetchPhase::Pending
-    } else if pairs.ready == pairs.wanted && !invalid {
-        PrefetchPhase::Ready
-    } else if pairs.ready + pairs.failed == pairs.wanted {
-        PrefetchPhase::Failed
-    } else if begun {
-        PrefetchPhase::Running
-    } else {
-        PrefetchPhase::Pending
-    };
-
-    let digests: HashMap<&str, &str> = previous
+    let digests: HashMap<&str, &str> = input
+        .prefetch
+        .status
         .images
         .iter()
         .filter_map(|image| Some((image.image.as_str(), image.digest.as_deref()?)))
         .collect();
     let mut listed: Vec<ImageStatus> = images
         .into_iter()
-        .map(|(image, tally)| tally.finish(image, digests.get(image).copied()))
+        .zip(tallies)
+        .map(|(image, tally)| tally.finish(image, digests.get(&**image).copied()))
         .collect();
-    listed.extend(
-        input
-            .resolved
-            .invalid
-            .iter()
-            .take(100)
-            .map(|(image, why)| ImageStatus {
-                image: image.clone(),
-                failed: nodes.wanted,
-                reasons: vec![ImageReason {
-                    reason: "InvalidReference".into(),
-                    count: nodes.wanted,
-                    message: shorten(why),
-                    nodes: Vec::new(),
-                }],
-                ..ImageStatus::default()
-            }),
-    );
-
-    let mut verdict = Verdict::of(phase, &nodes, &pairs, input.resolved);
-    if let Some(why) = &input.prefetch.broken {
-        verdict.reason = "InvalidSpec";
-        verdict.message = format!("the object can't be read: {why}");
-        verdict.degraded = true;
-    }
-    let conditions = verdict.conditions(previous, input.prefetch.generation, input.now);
-    PrefetchStatus {
-        phase: Some(phase),
-        observed_generation: input.prefetch.generation,
-        conditions,
-        images_wanted: count(input.resolved.images.len() + input.resolved.invalid.len()),
+    listed.extend(refused(input, nodes.wanted));
+    let counted = PrefetchStatus {
         nodes,
         pairs,
-        bytes_pulled: i64::try_from(bytes)
-            .unwrap_or(i64::MAX)
-            .max(previous.bytes_pulled),
         images: listed,
+        ..PrefetchStatus::default()
+    };
+    (counted, begun)
+}
+
+/// Images that are not pulled at all, with why.
+fn refused<'a>(input: &StatusInput<'a>, nodes: i64) -> impl Iterator<Item = ImageStatus> + use<'a> {
+    let over = input.over.iter().map(|image| {
+        let message = "the images before it use up the bytes that this cluster allows one Prefetch on a node; \
+                       order them otherwise, or divide them among several";
+        (&**image, "TooManyBytes", message)
+    });
+    let refused = input
+        .resolved
+        .refused
+        .iter()
+        .map(|(image, why)| (image.as_str(), why.reason, why.message.as_str()));
+    let mut all: Vec<_> = over.chain(refused).collect();
+    all.sort_unstable();
+    all.truncate(REFUSED);
+    all.into_iter().map(move |(image, reason, message)| ImageStatus {
+        image: image.to_owned(),
+        failed: nodes,
+        reasons: vec![ImageReason {
+            reason: reason.to_owned(),
+            count: nodes,
+            message: shorten(message),
+            nodes: Vec::new(),
+        }],
+        ..ImageStatus::default()
+    })
+}
+
+enum Seen<'a> {
+    Nothing,
+    Pulling,
+    Ready(&'a str),
+    NotForNode,
+    Failed(&'a super::pairs::PairFailure),
+}
+
+impl<'a> From<&'a Pair> for Seen<'a> {
+    fn from(pair: &'a Pair) -> Self {
+        match pair {
+            Pair::Pulling => Self::Pulling,
+            Pair::Ready { digest, .. } => Self::Ready(digest),
+            Pair::NotForNode { .. } => Self::NotForNode,
+            Pair::Failed(failure) => Self::Failed(failure),
+        }
     }
 }
 
 #[derive(Default)]
 struct Tally<'a> {
+    newest: Option<&'a str>,
     ready: i64,
     failed: i64,
+    not_for_node: i64,
     digest: Option<&'a str>,
     reasons: BTreeMap<String, ImageReason>,
 }
 
-impl Tally<'_> {
+impl<'a> Tally<'a> {
+    fn ready(&mut self, digest: &'a str, node: &str) {
+        self.ready += 1;
+        if digest.is_empty() {
+            return;
+        }
+        match self.newest {
+            // There, so no failure; but whoever asked for the tag should know.
+            Some(newest) if newest != digest => self.count(
+                "TagMoved",
+                &format!(
+                    "{digest} is there, and the tag stands for {newest} now; pull.policy Always brings it"
+                ),
+                node,
+            ),
+            _ => self.digest = Some(digest),
+        }
+    }
+
+    fn failed(&mut self, reason: &str, message: &str, node: &str) {
+        self.failed += 1;
+        self.count(reason, message, node);
+    }
+
+    fn count(&mut self, reason: &str, message: &str, node: &str) {
+        if !self.reasons.contains_key(reason) {
+            let first = ImageReason {
+                message: shorten(message),
+                ..ImageReason::default()
+            };
+            self.reasons.insert(reason.to_owned(), first);
+        }
+        if let Some(counted) = self.reasons.get_mut(reason) {
+            counted.count += 1;
+            if counted.nodes.len() < SAMPLES {
+                counted.nodes.push(node.to_owned());
+            }
+        }
+    }
+
     fn finish(self, image: &str, previous_digest: Option<&str>) -> ImageStatus {
         let mut reasons: Vec<ImageReason> = self
             .reasons
@@ -200,105 +293,33 @@ impl Tally<'_> {
         reasons.truncate(REASONS);
         ImageStatus {
             image: image.to_owned(),
-            digest: self.digest.or(previous_digest).map(ToOwned::to_owned),
+            digest: self
+                .digest
+                .or(self.newest)
+                .or(previous_digest)
+                .map(ToOwned::to_owned),
             ready: self.ready,
             failed: self.failed,
+            not_for_node: self.not_for_node,
             reasons,
         }
     }
 }
 
-/// What the conditions say.
-struct Verdict {
-    ready: bool,
-    progressing: bool,
-    degraded: bool,
-    reason: &'static str,
-    message: String,
-}
-
-impl Verdict {
-    fn of(phase: PrefetchPhase, nodes: &NodeCounts, pairs: &PairCounts, resolved: &Resolved) -> Self {
-        let here = format!("{} of {} images are on their nodes", pairs.ready, pairs.wanted);
-        let (reason, message) = match phase {
-            PrefetchPhase::Ready => ("AllImagesReady", here),
-            PrefetchPhase::Running => ("Pulling", here),
-            PrefetchPhase::Failed if pairs.wanted == 0 => (
-                "InvalidReferences",
-                "none of the images has a valid reference".to_owned(),
-            ),
-            PrefetchPhase::Failed => (
-                "ImagesMissing",
-                format!("{here}; see status.images for the reasons"),
-            ),
-            PrefetchPhase::Pending if resolved.images.is_empty() => (
-                "NoImages",
-                "no Deployment carries all labels of filter_by_labels".to_owned(),
-            ),
-            PrefetchPhase::Pending if nodes.wanted == 0 && nodes.excluded > 0 => (
-                "NoNodes",
-                format!(
-                    "{} nodes are meant and none of them can be served now",
-                    nodes.excluded
-                ),
-            ),
-            PrefetchPhase::Pending if nodes.wanted == 0 => (
-                "NoNodes",
-                "no node's name contains the text of node_filter".to_owned(),
-            ),
-            PrefetchPhase::Pending => ("Waiting", here),
-        };
-        Self {
-            ready: phase == PrefetchPhase::Ready,
-            progressing: phase == PrefetchPhase::Running
-                || (phase == PrefetchPhase::Pending && pairs.wanted > 0),
-            degraded: pairs.failed > 0 || !resolved.invalid.is_empty(),
-            reason,
-            message,
-        }
-    }
-
-    fn conditions(&self, previous: &PrefetchStatus, generation: i64, now: Timestamp) -> Vec<StatusCondition> {
-        [
-            ("Ready", self.ready),
-            ("Progressing", self.progressing),
-            ("Degraded", self.degraded),
-        ]
-        .map(|(type_, holds)| {
-            let status = if holds { "True" } else { "False" };
-            let last_transition_time = previous
-                .conditions
-                .iter()
-                .find(|old| old.type_ == type_ && old.status == status)
-                .map_or_else(|| format!("{now:.0}"), |old| old.last_transition_time.clone());
-            StatusCondition {
-                type_: type_.to_owned(),
-                status: status.to_owned(),
-                reason: self.reason.to_owned(),
-                message: self.message.clone(),
-                last_transition_time,
-                observed_generation: generation,
-            }
-        })
-        .into()
-    }
-}
-
-fn count(n: usize) -> i64 {
+pub(super) fn count(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-fn shorten(message: &str) -> String {
-    match message
-        .char_indices()
-        .map(|(at, _)| at)
-        .take_while(|at| *at < MESSAGE)
-        .last()
-    {
-        Some(_) if message.len() <= MESSAGE => message.to_owned(),
-        Some(end) => format!("{}…", &message[..end]),
-        None => String::new(),
+/// Cuts a message to what a status may hold, at a character.
+pub fn shorten(message: &str) -> String {
+    if message.len() <= MESSAGE {
+        return message.to_owned();
     }
+    let mut end = MESSAGE;
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}…", &message[..end])
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ pub struct Wanted {
     pub images: BTreeMap<Arc<str>, Want>,
     /// Pins that stay as they are though nothing is pulled for them: those of suspended Prefetches.
     pub held: BTreeMap<Arc<str>, Vec<Pin>>,
+    hash: String,
 }
 
 /// An image that is wanted on a node.
@@ -51,12 +52,33 @@ pub struct Want {
 /// A pin that a Prefetch asks for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pin {
-    /// `metadata.uid` of the Prefetch.
+    /// The Prefetch, as [`pin_owner`] names it.
     pub owner: String,
     /// How long it lasts without being renewed.
     pub expiry: SignedDuration,
-    /// What becomes of the image once it is not wanted.
-    pub keep: bool,
+}
+
+/// Pins that are to stay: by owner, the images.
+pub type Keep = BTreeMap<String, Vec<String>>;
+
+/// How a Prefetch is named as the owner of a pin. It says what is to become of the image, since nobody else can when
+/// the Prefetch is gone.
+pub fn pin_owner(uid: &str, retention: Retention) -> String {
+    match retention {
+        Retention::Unpin => uid.to_owned(),
+        Retention::Keep => format!("{uid}/keep"),
+        Retention::RemoveUnused => format!("{uid}/remove"),
+    }
+}
+
+/// Whether a pin of this owner stays until it expires, whoever wants the image.
+pub fn is_kept_to_the_end(owner: &str) -> bool {
+    owner.ends_with("/keep")
+}
+
+/// Whether an image that this owner lets go is to be removed.
+pub fn is_removed(owner: &str) -> bool {
+    owner.ends_with("/remove")
 }
 
 impl Want {
@@ -79,46 +101,74 @@ impl Wanted {
 
     /// The longest that a pin of it may last; `None` where nothing is pinned.
     pub fn longest_pin(&self) -> Option<SignedDuration> {
+        self.expiries().max()
+    }
+
+    /// The shortest that a pin of it may last; `None` where nothing is pinned.
+    pub fn shortest_pin(&self) -> Option<SignedDuration> {
+        self.expiries().min()
+    }
+
+    fn expiries(&self) -> impl Iterator<Item = SignedDuration> {
         self.images
             .values()
             .flat_map(|want| &want.pins)
             .map(|pin| pin.expiry)
-            .max()
+    }
+
+    /// All pins that are wanted, or are to stay as they are.
+    pub fn pins(&self) -> Keep {
+        let mut keep = Keep::new();
+        let wanted = self.images.iter().map(|(image, want)| (image, &want.pins));
+        for (image, pins) in wanted.chain(&self.held) {
+            for pin in pins {
+                keep.entry(pin.owner.clone()).or_default().push(image.to_string());
+            }
+        }
+        keep
     }
 
     /// A hash over the images and their pins: what a node's mark stands for.
-    pub fn hash(&self) -> String {
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    fn hashed(mut self) -> Self {
         let mut hasher = Sha256::new();
-        let mut add = |image: &str, pins: &[Pin]| {
-            hasher.update(image);
-            for pin in pins {
-                hasher.update(format!(" {} {} {}", pin.owner, pin.expiry.as_secs(), pin.keep));
+        for (image, want) in &self.images {
+            hasher.update(&**image);
+            for pin in &want.pins {
+                hasher.update(format!(" {} {}", pin.owner, pin.expiry.as_secs()));
             }
             hasher.update("\n");
-        };
-        for (image, want) in &self.images {
-            add(image, &want.pins);
         }
-        for (image, pins) in &self.held {
-            add(image, pins);
-        }
-        crate::node::hex(&hasher.finalize())[..16].to_owned()
+        crate::node::hex(&hasher.finalize())[..16].clone_into(&mut self.hash);
+        self
     }
 }
 
-/// What all claims together want on a node.
-pub fn wanted(node: &NodeFacts, claims: &[Claim<'_>], sizes: &HashMap<Arc<str>, u64>) -> Wanted {
+/// The places of the claims that are made on a node. One that is not Ready is claimed too and keeps its mark: it is
+/// trusted again when it is back in the same boot.
+pub fn claimants<'a>(node: &NodeFacts, claims: impl IntoIterator<Item = Claim<'a>>) -> Vec<usize> {
+    claims
+        .into_iter()
+        .enumerate()
+        .filter(|(_, claim)| claim.resolved.excess.is_none() && covers(claim.prefetch, node) != Cover::No)
+        .map(|(place, _)| place)
+        .collect()
+}
+
+/// What these claims together want, each given with its place.
+pub fn wanted<'a>(
+    claims: impl IntoIterator<Item = (usize, Claim<'a>)>,
+    sizes: &HashMap<Arc<str>, u64>,
+) -> Wanted {
     let mut wanted = Wanted::default();
-    for (by, claim) in claims.iter().enumerate() {
+    for (by, claim) in claims {
         let prefetch = claim.prefetch;
-        // One that is not Ready keeps its mark: it is trusted again when it is back in the same boot.
-        if claim.resolved.excess.is_some() || covers(prefetch, node) == Cover::No {
-            continue;
-        }
         let pin = prefetch.pin.map(|expiry| Pin {
-            owner: prefetch.uid.clone(),
+            owner: pin_owner(&prefetch.uid, prefetch.retention),
             expiry,
-            keep: prefetch.retention == Retention::Keep,
         });
         for (image, place) in &claim.resolved.images {
             if claim.over.contains(image) {
@@ -152,7 +202,7 @@ pub fn wanted(node: &NodeFacts, claims: &[Claim<'_>], sizes: &HashMap<Arc<str>, 
     for pins in wanted.held.values_mut() {
         pins.sort_unstable();
     }
-    wanted
+    wanted.hashed()
 }
 
 /// The images that do not fit into the bytes that a Prefetch may use, as far as sizes are known: in the order in
@@ -204,7 +254,11 @@ pub(crate) mod tests {
                 over: &none,
             })
             .collect();
-        wanted(node, &claims, &HashMap::new())
+        let places = claimants(node, claims.iter().copied());
+        wanted(
+            places.into_iter().map(|place| (place, claims[place])),
+            &HashMap::new(),
+        )
     }
 
     fn node() -> NodeFacts {
@@ -234,15 +288,15 @@ pub(crate) mod tests {
         let owners: Vec<_> = want
             .pins
             .iter()
-            .map(|pin| (pin.owner.as_str(), pin.expiry.as_hours(), pin.keep))
+            .map(|pin| (pin.owner.as_str(), pin.expiry.as_hours()))
             .collect();
-        assert_eq!(owners, [("uid-0", 168, false), ("uid-1", 24, true)]);
+        assert_eq!(owners, [("uid-0", 168), ("uid-1/keep", 24)]);
         assert_eq!(both.longest_pin(), Some(SignedDuration::from_hours(168)));
     }
 
     #[test]
     fn what_a_node_carries_is_void_when_images_or_pins_change() {
-        let hash = |specs: &[&str]| on(&node(), specs).hash();
+        let hash = |specs: &[&str]| on(&node(), specs).hash().to_owned();
         let base = hash(&["{images: [nginx]}"]);
         assert_eq!(base, hash(&["{images: [nginx], retry_after: 5}"]));
         assert_ne!(base, hash(&["{images: [nginx, a]}"]));

@@ -27,9 +27,7 @@ pub trait Workload {
 impl WorkloadFacts {
     /// Reads the facts of a workload.
     pub fn read(metadata: &ObjectMeta, workload: &impl Workload) -> Self {
-        let pod = workload
-            .template()
-            .and_then(|template| template.spec.as_ref());
+        let pod = workload.template().and_then(|template| template.spec.as_ref());
         let images = pod
             .map(|pod| {
                 pod.init_containers
@@ -107,7 +105,6 @@ impl Workload for Job {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use kube::ResourceExt as _;
     use serde::de::DeserializeOwned;
 
     use super::*;
@@ -151,12 +148,13 @@ spec:
     #[test]
     fn what_has_ended_or_was_replaced_wants_no_image() {
         let template = "template: {spec: {containers: [{name: a, image: x}]}}";
-        let ended = format!(
-            "spec: {{{template}}}\nstatus: {{conditions: [{{type: Complete, status: 'True'}}]}}"
-        );
+        let ended =
+            format!("spec: {{{template}}}\nstatus: {{conditions: [{{type: Complete, status: 'True'}}]}}");
         assert!(workload::<Job>(&ended).images.is_empty());
         let owner = "{apiVersion: apps/v1, kind: Deployment, name: d, uid: u, controller: true}";
-        let old = format!("metadata: {{ownerReferences: [{owner}]}}\nspec: {{replicas: 0, selector: {{}}, {template}}}");
+        let old = format!(
+            "metadata: {{ownerReferences: [{owner}]}}\nspec: {{replicas: 0, selector: {{}}, {template}}}"
+        );
         assert!(workload::<ReplicaSet>(&old).images.is_empty());
         let alone = format!("spec: {{replicas: 0, selector: {{}}, {template}}}");
         assert_eq!(workload::<ReplicaSet>(&alone).images, ["x"]);

@@ -4,10 +4,8 @@
 mod spec;
 mod status;
 
-pub use spec::{
-    NodesSpec, Order, PinSpec, Prefetch, PrefetchSpec, PullPolicy, PullSpec, Retention, WorkloadKind,
-    WorkloadSpec,
-};
+pub(super) use spec::{NodesSpec, Order, PullPolicy, PullSpec};
+pub use spec::{Prefetch, PrefetchSpec, Retention, WorkloadKind};
 pub use status::{
     ImageReason, ImageStatus, NodeCounts, PairCounts, PrefetchPhase, PrefetchStatus, StatusCondition,
 };

@@ -58,11 +58,7 @@ use super::status::PrefetchStatus;
 pub struct PrefetchSpec {
     /// Deployments of all namespaces that carry all of these labels: the images of their containers and
     /// init containers are wanted. Without any label, no Deployment is meant.
-    #[serde(
-        default,
-        rename = "filter_by_labels",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, rename = "filter_by_labels", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxProperties" = 64))]
     pub filter_by_labels: Option<BTreeMap<String, String>>,
 
@@ -130,7 +126,10 @@ pub struct WorkloadSpec {
     pub selector: Option<LabelSelector>,
     /// Their namespaces; "*" stands for all. Empty or absent: the namespace of the Prefetch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(regex(pattern = r"^(\*|[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)$")))]
+    #[schemars(
+        length(max = 64),
+        inner(regex(pattern = r"^(\*|[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)$"))
+    )]
     pub namespaces: Vec<String>,
 }
 
@@ -154,7 +153,8 @@ pub enum WorkloadKind {
     Job,
 }
 
-/// The nodes that are meant.
+/// The nodes that are meant, beside node_filter: both must match. When it is set, control-plane nodes and nodes with
+/// taints that are not tolerated are left out.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodesSpec {
@@ -194,7 +194,7 @@ pub struct PullSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     #[x_kube(
-        validation = Rule::new("duration(self) >= duration('10s') && duration(self) <= duration('24h')")
+        validation = Rule::new("self.matches('^([0-9]+(s|m|h))+$') && duration(self) >= duration('10s') && duration(self) <= duration('24h')")
             .message("deadline must be a duration between 10s and 24h, such as 10m")
     )]
     pub deadline: Option<String>,
@@ -213,7 +213,7 @@ pub struct PullSpec {
     pub service_account_name: Option<String>,
 }
 
-/// When an image is pulled.
+/// IfNotPresent pulls what is missing; Always also resolves tags again at every recheck. Default: IfNotPresent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PullPolicy {
     /// When it is missing.
@@ -223,7 +223,8 @@ pub enum PullPolicy {
     Always,
 }
 
-/// Whether images are pinned.
+/// Whether images are kept from the kubelet's image collector, and for how long. Without a pin, an image that no
+/// container has used yet is the first one that the collector removes.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PinSpec {
@@ -234,13 +235,13 @@ pub struct PinSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     #[x_kube(
-        validation = Rule::new("duration(self) >= duration('1m') && duration(self) <= duration('8760h')")
-            .message("expiry must be a duration between 1m and 8760h, such as 168h")
+        validation = Rule::new("self.matches('^([0-9]+(s|m|h))+$') && duration(self) >= duration('1h') && duration(self) <= duration('8760h')")
+            .message("expiry must be a duration between 1h and 8760h, such as 168h")
     )]
     pub expiry: Option<String>,
 }
 
-/// Which images come first.
+/// Which images come first: SmallestFirst, as far as sizes are known, or AsGiven. Default: SmallestFirst.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Order {
     /// The smallest, as far as sizes are known, so that many images are there soon.
@@ -250,7 +251,9 @@ pub enum Order {
     AsGiven,
 }
 
-/// What becomes of images that are not wanted any more.
+/// What becomes of an image on a node when this Prefetch does not want it there any more: Unpin leaves it to the
+/// kubelet's image collector, Keep leaves it pinned until the pin expires, RemoveUnused removes it at once where nobody
+/// uses it. Default: Unpin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Retention {
     /// The pin is taken off at once; the kubelet's image collector takes the image when it needs room.

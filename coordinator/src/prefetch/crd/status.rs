@@ -71,7 +71,7 @@ pub struct NodeCounts {
     pub ready: i64,
     /// That lack one after its attempts.
     pub failed: i64,
-    /// That are meant but can't be served now: NotReady, virtual, or of another system.
+    /// That are meant but can't be served now: NotReady, cordoned, virtual, of another system, or without an agent.
     pub excluded: i64,
 }
 
@@ -91,7 +91,7 @@ pub struct PairCounts {
 
 /// One image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct ImageStatus {
     /// The normalised reference.
     pub image: String,
@@ -102,6 +102,9 @@ pub struct ImageStatus {
     pub ready: i64,
     /// Nodes that lack it after its attempts.
     pub failed: i64,
+    /// Nodes for whose platform it has no manifest.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub not_for_node: i64,
     /// Why, most frequent first, three at most.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<ImageReason>,
@@ -119,4 +122,8 @@ pub struct ImageReason {
     pub message: String,
     /// Three of the nodes at most.
     pub nodes: Vec<String>,
+}
+
+fn is_zero(n: &i64) -> bool {
+    *n == 0
 }
