@@ -14,7 +14,7 @@ use crate::engine::{PullSettings, Setup, lead};
 use crate::identity::{Arrival, Dialer};
 use crate::node::spec_hash;
 use crate::report::Metrics;
-use crate::settings::Settings;
+use crate::settings::{Agents, Settings};
 
 const LEASE: &str = "quartermaster-coordinator";
 /// Seconds for which the Lease is held, and before their end at which it is renewed.
@@ -53,7 +53,10 @@ pub(crate) async fn contend(
                 metrics: metrics.clone(),
                 term,
                 auto_provision: settings.auto_provision,
-                max_unavailable: usize::try_from(settings.max_unavailable).unwrap_or(1),
+                policy: settings.policy(),
+                halt_after: settings.halt_after,
+                parked: settings.agents == Agents::Parked,
+                gate_deadline: settings.gate_deadline,
                 linger: settings.linger,
                 recheck: settings.recheck,
                 spec_hash: spec_hash(env!("CARGO_PKG_VERSION")),

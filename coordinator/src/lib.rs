@@ -3,6 +3,7 @@
 //! `node` and `prefetch` hold the rules of the product as pure functions; `engine` carries them out;
 //! `identity` proves who is who. It knows agents only by the protocol.
 
+pub mod control;
 mod engine;
 pub mod identity;
 mod leadership;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use jiff::{SignedDuration, Span};
 
+use crate::node::{MaxUnavailable, Policy, Window};
 use crate::prefetch::Limits;
 
 /// Coordinates the agents of Quartermaster: which nodes become able to run WebAssembly, and which images
@@ -35,6 +36,15 @@ pub enum LogFormat {
     Text,
 }
 
+/// How long agents stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Agents {
+    /// While their node has work, and for `--linger`.
+    Summoned,
+    /// Always, on nodes where anything is wanted.
+    Parked,
+}
+
 /// How the coordinator runs.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
@@ -42,9 +52,30 @@ pub struct Settings {
     #[arg(long, env = "QUARTERMASTER_AUTO_PROVISION", default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub auto_provision: bool,
 
-    /// How many nodes may have their containerd restarted at once.
-    #[arg(long, env = "QUARTERMASTER_MAX_UNAVAILABLE", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=5000))]
-    pub max_unavailable: u32,
+    /// How many nodes may have their containerd restarted at once: a number, or a percentage such as 10%.
+    #[arg(long, env = "QUARTERMASTER_MAX_UNAVAILABLE", default_value = "1")]
+    pub max_unavailable: MaxUnavailable,
+
+    /// How long to wait after a restart before the next one, such as 30s.
+    #[arg(long, env = "QUARTERMASTER_PAUSE_BETWEEN", default_value = "0s", value_parser = duration)]
+    pub pause_between: SignedDuration,
+
+    /// Hours of the day in which containerd may be restarted, such as 22:00-04:00, or "22:00-04:00 Europe/Berlin"; at
+    /// any time by default.
+    #[arg(long, env = "QUARTERMASTER_WINDOW", value_parser = window)]
+    pub window: Option<OptionalWindow>,
+
+    /// After how many failures in a row nodes that are in service are left alone until it is resumed.
+    #[arg(long, env = "QUARTERMASTER_HALT_AFTER", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub halt_after: u32,
+
+    /// Whether an agent comes when its node has work and goes afterwards, or stays asleep where anything is wanted.
+    #[arg(long, env = "QUARTERMASTER_AGENTS", default_value = "summoned")]
+    pub agents: Agents,
+
+    /// How long a new node that registered with the taint kwasm.sh/not-ready:NoSchedule is kept out of service at most.
+    #[arg(long, env = "QUARTERMASTER_GATE_DEADLINE", default_value = "10m", value_parser = duration)]
+    pub gate_deadline: SignedDuration,
 
     /// How long an agent stays on a node after its last work, such as 60s.
     #[arg(long, env = "QUARTERMASTER_LINGER", default_value = "60s", value_parser = duration)]
@@ -119,7 +150,28 @@ pub struct Settings {
     pub log_format: LogFormat,
 }
 
+/// A window, or none where the text is empty, as a chart renders a value that is not set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OptionalWindow(pub Option<Window>);
+
+fn window(text: &str) -> Result<OptionalWindow, String> {
+    if text.trim().is_empty() {
+        return Ok(OptionalWindow(None));
+    }
+    text.parse().map(|window| OptionalWindow(Some(window)))
+}
+
 impl Settings {
+    /// By what rules restarts are rationed.
+    pub fn policy(&self) -> Policy {
+        Policy {
+            max_unavailable: self.max_unavailable,
+            pause_between: self.pause_between,
+            window: self.window.clone().and_then(|window| window.0),
+            halted: false,
+        }
+    }
+
     /// Bounds of every Prefetch.
     pub fn limits(&self) -> Limits {
         Limits {
@@ -159,7 +211,11 @@ mod tests {
     fn the_defaults_are_those_that_the_documents_name() {
         let settings = settings(&[]).expect("settings");
         assert!(!settings.auto_provision);
-        assert_eq!(settings.max_unavailable, 1);
+        assert_eq!(settings.max_unavailable, MaxUnavailable::Nodes(1));
+        assert_eq!(settings.halt_after, 3);
+        assert_eq!(settings.agents, Agents::Summoned);
+        assert_eq!(settings.gate_deadline, SignedDuration::from_mins(10));
+        assert_eq!(settings.policy().window, None);
         assert_eq!(settings.linger, SignedDuration::from_secs(60));
         assert_eq!(settings.recheck, SignedDuration::from_hours(6));
     }
@@ -176,9 +232,20 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_window_is_none() {
+        assert_eq!(settings(&["--window="]).expect("settings").policy().window, None);
+        let set = settings(&["--window", "22:00-04:00 Europe/Berlin"]).expect("settings");
+        assert!(set.policy().window.is_some());
+    }
+
+    #[test]
     fn values_that_make_no_sense_are_refused() {
         for flag in [
             "--max-unavailable=0",
+            "--max-unavailable=200%",
+            "--window=22-4",
+            "--halt-after=0",
+            "--agents=sometimes",
             "--linger=-5s",
             "--linger=soon",
             "--recheck=9999999h",

@@ -98,6 +98,7 @@ fn daemon_node(pod: &Pod) -> Option<String> {
 
 impl Engine {
     pub(super) fn start_feeds(&mut self) {
+        self.start_control_feed();
         let client = &self.setup.client;
         let pods: Api<Pod> = Api::namespaced(client.clone(), &self.setup.namespace);
         self.tasks.spawn(pump(

@@ -8,6 +8,7 @@ use tonic::transport::Channel;
 use super::feeds::AgentPod;
 use super::pulls::{ImageReport, Released};
 use super::writes::WriteError;
+use crate::control::Control;
 use crate::node::{NodeFacts, Outcome, Version, Work};
 use crate::prefetch::{PrefetchFacts, PrefetchStatus, Trouble, WorkloadFacts, WorkloadKind};
 
@@ -30,6 +31,8 @@ pub(super) enum Input {
     Node(Change<String, NodeFacts>),
     Prefetch(Change<Key, PrefetchFacts>),
     Workload(WorkloadKind, Change<Key, WorkloadFacts>),
+    /// The ConfigMap of what people have told us.
+    Control(Change<String, Control>),
     /// Agent pods, by their own name.
     Agent(Change<String, AgentPod>),
     /// An agent was dialled.

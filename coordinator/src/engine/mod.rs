@@ -5,7 +5,9 @@
 //! nothing that can't be read back from the cluster; losing it costs time and no truth.
 
 mod agents;
+mod control;
 mod feeds;
+mod gates;
 mod images;
 mod input;
 mod nodes;
@@ -29,8 +31,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::control::Control;
 use crate::identity::{Arrival, Dialer};
-use crate::node::NodeFacts;
+use crate::node::{NodeFacts, Policy};
 use crate::prefetch::{Limits, NodePairs, PrefetchFacts, Registries, Resolved, Wanted};
 use crate::report::Metrics;
 
@@ -61,8 +64,14 @@ pub(crate) struct Setup {
     pub term: u64,
     /// Provision every node but those annotated `false`.
     pub auto_provision: bool,
-    /// Restarts at once.
-    pub max_unavailable: usize,
+    /// By what rules restarts are rationed.
+    pub policy: Policy,
+    /// Failures in a row after which restarts stop.
+    pub halt_after: u32,
+    /// Agents stay where anything is wanted.
+    pub parked: bool,
+    /// How long a new node is kept out of service at most.
+    pub gate_deadline: SignedDuration,
     /// How long an idle agent stays.
     pub linger: SignedDuration,
     /// After how long what was there is looked for again.
@@ -100,6 +109,9 @@ pub(crate) struct Engine {
     workloads: Workloads,
     secrets: Arc<PullSecrets>,
     synced: Synced,
+    control: Control,
+    /// Failed restarts since the last one that succeeded.
+    failures: u32,
 
     runtime: HashMap<String, NodeRuntime>,
     pairs: HashMap<String, NodePairs>,
@@ -131,6 +143,7 @@ struct Synced {
     nodes: bool,
     prefetches: bool,
     agents: bool,
+    control: bool,
 }
 
 /// Leads until `stop` is cancelled or a feed can't go on. `arrivals` are agents that have just enrolled.
@@ -149,6 +162,8 @@ pub(crate) async fn lead(setup: Setup, arrivals: &mut mpsc::Receiver<Arrival>, s
             setup.secret_namespaces.clone(),
         )),
         synced: Synced::default(),
+        control: Control::default(),
+        failures: 0,
         runtime: HashMap::new(),
         pairs: HashMap::new(),
         resolved: BTreeMap::new(),
@@ -190,6 +205,7 @@ impl Engine {
         match input {
             Input::Node(change) => self.node_changed(change),
             Input::Prefetch(change) => self.prefetch_changed(change),
+            Input::Control(change) => self.control_changed(change),
             Input::Workload(kind, change) => self.workload_changed(kind, change),
             Input::Agent(change) => self.agent_changed(change),
             Input::Linked {
@@ -245,7 +261,7 @@ impl Engine {
     }
 
     fn is_synced(&self) -> bool {
-        self.synced.nodes && self.synced.prefetches && self.synced.agents
+        self.synced.nodes && self.synced.prefetches && self.synced.agents && self.synced.control
     }
 
     fn wake(&mut self, at: Timestamp, subject: Subject) {

@@ -5,7 +5,10 @@ use tonic::transport::Channel;
 use tracing::{debug, info};
 
 use super::{Engine, Subject};
-use crate::node::{Budget, Marks, NodeStep, SUMMONED, Situation, Work, admit, decide};
+use crate::node::{
+    Budget, Marks, NodeFacts, NodeStep, Policy, SUMMONED, Situation, Work, admit, decide, jittered,
+    wants_provisioning,
+};
 
 /// A wait that is shorter than this keeps the agent on its node.
 const SHORT_WAIT: SignedDuration = SignedDuration::from_secs(30);
@@ -23,8 +26,8 @@ impl Engine {
     }
 
     /// Nodes that may restart now.
-    fn admitted(&self, now: Timestamp) -> Vec<String> {
-        if self.asking.is_empty() {
+    fn admitted(&mut self, now: Timestamp) -> Vec<String> {
+        if self.asking.is_empty() || self.control.paused {
             return Vec::new();
         }
         let fleet: Vec<Budget<'_>> = self
@@ -40,10 +43,18 @@ impl Engine {
                 }
             })
             .collect();
-        admit(&fleet, self.setup.max_unavailable, now)
-            .into_iter()
-            .map(ToOwned::to_owned)
-            .collect()
+        let policy = Policy {
+            halted: self.control.halted.is_some(),
+            ..self.setup.policy.clone()
+        };
+        let admission = admit(&fleet, &policy, now);
+        let admitted = admission.nodes.into_iter().map(ToOwned::to_owned).collect();
+        if let Some(at) = admission.look_again {
+            // One of those that ask is woken; all are asked for then.
+            let subject = self.asking.first().cloned().map(Subject::Node);
+            self.wakes.extend(subject.map(|subject| (at, subject)));
+        }
+        admitted
     }
 
     fn settle_node(&mut self, name: &str, turn: bool, now: Timestamp) {
@@ -72,6 +83,14 @@ impl Engine {
             runtime.awaited_since = Some(now);
         }
         let working = runtime.working.is_some();
+        if self.control.paused {
+            // What is under way goes on to its end; nothing else is begun.
+            return;
+        }
+        let drifted = runtime.drifted(node, now);
+        if let Some(at) = runtime.drift_shows_at().filter(|at| *at > now) {
+            self.wakes.insert((at, Subject::Node(name.to_owned())));
+        }
         let step = if working {
             NodeStep::Nothing
         } else {
@@ -86,6 +105,9 @@ impl Engine {
                     .map(|since| (since, runtime.agent.trouble.as_deref())),
                 attempt: &runtime.attempt,
                 turn,
+                removing: self.control.removing,
+                drifted,
+                recheck: jittered(self.setup.recheck, name),
                 now,
             };
             decide(&situation, &uuid::Uuid::new_v4().to_string())
@@ -93,6 +115,7 @@ impl Engine {
         debug!(node = name, ?step, turn, "decided");
         let busy = working || self.act(name, step, turn, now);
         let pulls = self.settle_images(name, busy, now);
+        self.settle_gate(name, now);
         self.keep_agent(name, busy || pulls, now);
     }
 
@@ -100,6 +123,10 @@ impl Engine {
     fn act(&mut self, name: &str, step: NodeStep, turn: bool, now: Timestamp) -> bool {
         match step {
             NodeStep::Nothing | NodeStep::Refused | NodeStep::AwaitReady => false,
+            NodeStep::Trusted(until) => {
+                self.wake(until, Subject::Node(name.to_owned()));
+                false
+            }
             NodeStep::Summon => {
                 self.summon(name);
                 true
@@ -164,6 +191,7 @@ impl Engine {
             return;
         };
         let present = node.marks.agent.is_some();
+        let stays = self.setup.parked && self.is_meant(node);
         let runtime = self.runtime.entry(name.to_owned()).or_default();
         if has_work || runtime.pulling || runtime.working.is_some() {
             runtime.idle_since = None;
@@ -172,6 +200,9 @@ impl Engine {
             } else if let Some(at) = runtime.agent.not_before.filter(|at| *at > now) {
                 self.wake(at, Subject::Node(name.to_owned()));
             }
+        } else if stays {
+            runtime.idle_since = None;
+            self.summon(name);
         } else if present && !runtime.writing {
             let since = *runtime.idle_since.get_or_insert(now);
             let leaves = since + self.setup.linger;
@@ -182,6 +213,13 @@ impl Engine {
                 self.mark(name, |marks| marks.agent = None);
             }
         }
+    }
+
+    /// Whether anything is wanted of a node.
+    fn is_meant(&self, node: &NodeFacts) -> bool {
+        let servable = node.os == "linux" && !node.is_virtual;
+        let wasm = wants_provisioning(node.intent.as_deref(), self.setup.auto_provision);
+        servable && !self.control.removing && (wasm || node.marks.images_verified.is_some())
     }
 
     pub(super) fn summon(&mut self, name: &str) {

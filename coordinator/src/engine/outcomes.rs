@@ -46,7 +46,13 @@ impl Engine {
                 runtime.agent.failed(now);
             }
         }
-        if matches!(work, Work::Install | Work::Remove { .. }) && *outcome != Outcome::Lost {
+        if matches!(outcome, Outcome::Done { .. })
+            && let Some((_, looked_into)) = &mut runtime.handler_missing
+        {
+            *looked_into = true;
+        }
+        let restarted = matches!(work, Work::Install | Work::Remove { .. }) && *outcome != Outcome::Lost;
+        if restarted {
             runtime.restarted_at = Some(now);
         }
         runtime.owed = Some(Owed {
@@ -54,6 +60,14 @@ impl Engine {
             outcome: outcome.clone(),
             told: false,
         });
+        match outcome {
+            Outcome::Done { .. } if restarted => self.restart_ended(name, false),
+            // What was refused before anything was touched says nothing of the next node.
+            Outcome::Failed {
+                rolled_back: true, ..
+            } => self.restart_ended(name, true),
+            _ => {}
+        }
     }
 
     /// Writes what the end of an order asks for. The attempt is remembered once there is nothing to write.

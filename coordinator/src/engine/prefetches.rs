@@ -140,6 +140,9 @@ impl Engine {
             return None;
         }
         let node = self.nodes.get(name)?;
+        if self.control.removing {
+            return Some(Arc::default());
+        }
         let claims: Vec<Claim<'_>> = self
             .prefetches
             .iter()

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use tonic::transport::Channel;
 
 use super::Key;
-use crate::node::{Attempt, Work};
+use crate::node::{Attempt, NodeFacts, Work};
 use crate::prefetch::Trouble;
 
 /// Pauses between dials: doubled from the first to the last.
@@ -53,8 +53,34 @@ pub(super) struct NodeRuntime {
     pub hosts: BTreeSet<String>,
     /// Its agent does not come; it holds nobody back.
     pub unreachable: bool,
+    /// Since when the kubelet has not named our handler, and whether that was looked into.
+    pub handler_missing: Option<(Timestamp, bool)>,
     /// What the node has to say of pins after a release.
     pub owed_pins: Option<Option<String>>,
+}
+
+/// The kubelet tells of handlers some seconds after containerd was restarted.
+const HANDLER_GRACE: SignedDuration = SignedDuration::from_secs(40);
+
+impl NodeRuntime {
+    /// Whether the handler has been missing from what the kubelet names for longer than a restart explains. It is said
+    /// once: a module that runs all the same is the better proof.
+    pub(super) fn drifted(&mut self, node: &NodeFacts, now: Timestamp) -> bool {
+        if node.serves_handler != Some(false) || !node.is_verified() {
+            if node.serves_handler != Some(false) {
+                self.handler_missing = None;
+            }
+            return false;
+        }
+        let (since, looked_into) = *self.handler_missing.get_or_insert((now, false));
+        !looked_into && now.duration_since(since) >= HANDLER_GRACE
+    }
+
+    /// When a handler that is missing counts as gone.
+    pub(super) fn drift_shows_at(&self) -> Option<Timestamp> {
+        let (since, looked_into) = self.handler_missing?;
+        (!looked_into).then_some(since + HANDLER_GRACE)
+    }
 }
 
 /// The end of an order that is not on the Node yet.

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::input::Input;
 use super::{Engine, Key};
-use crate::node::{Marks, NodeFacts, Version, Writes};
+use crate::node::{Marks, NodeFacts, Seen, Version, Writes};
 use crate::prefetch::{Prefetch, PrefetchStatus};
 
 /// Why a write was not done.
@@ -21,7 +21,8 @@ pub(super) enum WriteError {
 impl From<kube::Error> for WriteError {
     fn from(error: kube::Error) -> Self {
         match &error {
-            kube::Error::Api(status) if matches!(status.code, 404 | 409) => Self::Gone,
+            // 422 is a JSON patch whose test did not hold.
+            kube::Error::Api(status) if matches!(status.code, 404 | 409 | 422) => Self::Gone,
             _ => Self::Failed(error.to_string()),
         }
     }
@@ -33,7 +34,12 @@ impl Engine {
         let Some(node) = self.nodes.get(name) else {
             return false;
         };
-        let writes = node.marks.writes_to(wanted, &node.uid);
+        let version = node.version.text();
+        let seen = Seen {
+            taints: &node.taints,
+            version: &version,
+        };
+        let writes = node.marks.writes_to(wanted, &node.uid, &seen);
         if writes.is_empty() {
             return false;
         }
@@ -92,12 +98,27 @@ async fn write_node(client: kube::Client, name: &str, writes: Writes) -> Result<
         }
         Ok(())
     };
+    let taints = async |last: &mut Option<Node>| -> Result<(), WriteError> {
+        if let Some(taints) = &writes.taints {
+            let patch: json_patch::Patch = serde_json::from_value(taints.clone())
+                .map_err(|error| WriteError::Failed(error.to_string()))?;
+            let json = PatchParams::default();
+            *last = Some(nodes.patch(name, &json, &Patch::Json::<()>(patch)).await?);
+        }
+        Ok(())
+    };
+    if writes.taints_first {
+        taints(&mut last).await?;
+    }
     if writes.status_first {
         status(&mut last).await?;
         metadata(&mut last).await?;
     } else {
         metadata(&mut last).await?;
         status(&mut last).await?;
+    }
+    if !writes.taints_first {
+        taints(&mut last).await?;
     }
     last.as_ref().map(NodeFacts::read).ok_or(WriteError::Gone)
 }

@@ -55,7 +55,9 @@ pub fn conclude(
                 marks.verified_machine = Some(machine_id.clone());
                 marks.restart = None;
                 marks.set_condition(true, "Provisioned", RUNS, now);
+                marks.confirm(now);
                 marks.set_ready_labels(&node.name);
+                marks.set_fence(&node.boot_id, &node.machine_id);
                 (marks, Attempt::default())
             }
             Work::Remove { .. } => (marks.without_provisioning(), Attempt::default()),
@@ -102,6 +104,7 @@ pub fn conclude(
                 };
                 marks.set_condition(false, &reason.camel_case(), &message, now);
             }
+            marks.set_fence(&node.boot_id, &node.machine_id);
             let attempt = Attempt {
                 prepared: None,
                 retry: reason.is_transient().then_some(retry),

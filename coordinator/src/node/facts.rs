@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node, Taint};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, NodeStatus, Taint};
 use kube::api::ObjectMeta;
 
-use super::marks::{AGENT, Marks};
+use super::marks::{AGENT, Marks, NOT_READY};
 
 /// `metadata.resourceVersion` as a number, which grows with every write to an object. It says how new facts are and
 /// is no fact itself: two states that differ in it alone are the same.
@@ -17,6 +18,11 @@ impl Version {
     pub fn read(metadata: &ObjectMeta) -> Self {
         let text = metadata.resource_version.as_deref();
         Self(text.and_then(|text| text.parse().ok()).unwrap_or(0))
+    }
+
+    /// As the API server writes it.
+    pub fn text(self) -> String {
+        self.0.to_string()
     }
 
     /// Whether what carries this version was overtaken by what carries `known`: a watch may bring a state from before
@@ -57,6 +63,10 @@ pub struct NodeFacts {
     pub os: String,
     /// `status.nodeInfo.containerRuntimeVersion`, such as `containerd://2.1.4`.
     pub runtime: String,
+    /// `metadata.creationTimestamp`.
+    pub created: Option<Timestamp>,
+    /// Whether `status.runtimeHandlers` names our handler; `None` where containerd tells the kubelet of none.
+    pub serves_handler: Option<bool>,
     /// `metadata.labels`, for selectors.
     pub labels: BTreeMap<String, String>,
     /// `spec.taints`.
@@ -95,13 +105,15 @@ impl NodeFacts {
             version: Version::read(meta),
             intent: annotation("kwasm.sh/kwasm-node"),
             force_removal: annotation("kwasm.sh/force-removal").as_deref() == Some("true"),
-            marks: Marks::read(annotation, label, conditions),
+            marks: Marks::read(annotation, label, conditions, taints),
             boot_id: info.map(|i| i.boot_id.clone()).unwrap_or_default(),
             machine_id: info.map(|i| i.machine_id.clone()).unwrap_or_default(),
             os: info.map(|i| i.operating_system.clone()).unwrap_or_default(),
             runtime: info
                 .map(|i| i.container_runtime_version.clone())
                 .unwrap_or_default(),
+            created: meta.creation_timestamp.as_ref().map(|time| time.0),
+            serves_handler: status.and_then(serves_handler),
             // Our own label comes and goes with the agent, and is read as a mark.
             labels: meta
                 .labels
@@ -121,6 +133,29 @@ impl NodeFacts {
             is_virtual: label("type").as_deref() == Some("virtual-kubelet")
                 || taints.iter().any(|t| t.key.starts_with("virtual-kubelet.io/")),
         }
+    }
+}
+
+/// containerd 2 tells the kubelet its handlers (KEP-3857 and KEP-127 brought the field); 1.x does not.
+fn serves_handler(status: &NodeStatus) -> Option<bool> {
+    let handlers = status.runtime_handlers.as_deref().filter(|all| !all.is_empty())?;
+    let ours = |name: &Option<String>| name.as_deref() == Some(quartermaster_proto::HANDLER);
+    Some(handlers.iter().any(|handler| ours(&handler.name)))
+}
+
+impl NodeFacts {
+    /// Whether it registered with the taint that keeps pods away until it is prepared.
+    pub fn is_gated(&self) -> bool {
+        self.taints
+            .iter()
+            .any(|taint| taint.key == NOT_READY && taint.effect == "NoSchedule")
+    }
+
+    /// Whether a Wasm module has run on this machine in this boot.
+    pub fn is_verified(&self) -> bool {
+        self.marks.verified_boot.as_deref() == Some(&self.boot_id)
+            && self.marks.verified_machine.as_deref() == Some(&self.machine_id)
+            && self.marks.condition.as_ref().is_some_and(|c| c.status)
     }
 }
 
@@ -162,6 +197,20 @@ mod tests {
                 .control_plane
         );
         assert!(!node("metadata: {name: a}").control_plane);
+    }
+
+    #[test]
+    fn handlers_are_known_only_where_the_kubelet_is_told_of_them() {
+        let with = |handlers: &str| {
+            node(&format!(
+                "metadata: {{name: a}}\nstatus: {{runtimeHandlers: {handlers}}}"
+            ))
+            .serves_handler
+        };
+        assert_eq!(with("[]"), None);
+        assert_eq!(with("[{name: ''}, {name: runc}]"), Some(false));
+        assert_eq!(with("[{name: ''}, {name: crun}]"), Some(true));
+        assert_eq!(node("metadata: {name: a}").serves_handler, None);
     }
 
     #[test]

@@ -26,8 +26,20 @@ pub struct Situation<'a> {
     pub attempt: &'a Attempt,
     /// The rollout lets this node restart its containerd now.
     pub turn: bool,
+    /// Everything of ours is being removed from the cluster, whatever annotations say.
+    pub removing: bool,
+    /// The kubelet has not named our handler for a while.
+    pub drifted: bool,
+    /// After how long what was verified is verified again.
+    pub recheck: SignedDuration,
     /// The time.
     pub now: Timestamp,
+}
+
+impl Situation<'_> {
+    fn wants_provisioning(&self) -> bool {
+        !self.removing && wants_provisioning(self.node.intent.as_deref(), self.auto_provision)
+    }
 }
 
 /// What is remembered of the attempts at a node in this process. Losing it costs one more look.
@@ -63,8 +75,10 @@ impl Retry {
 /// The next step of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeStep {
-    /// It is as it should be, or nobody wants anything of it.
+    /// Nobody wants anything of it.
     Nothing,
+    /// It is as it should be; it is looked at again then.
+    Trusted(Timestamp),
     /// It has work and no agent.
     Summon,
     /// Its agent was summoned and is on its way; with a reason once it is overdue.
@@ -112,12 +126,39 @@ pub fn wants_provisioning(intent: Option<&str>, auto_provision: bool) -> bool {
 
 /// The next step of a node on which no command and no write is under way. `new_id` is taken for a new command.
 pub fn decide(s: &Situation<'_>, new_id: &str) -> NodeStep {
-    if wants_provisioning(s.node.intent.as_deref(), s.auto_provision) {
+    let marks = &s.node.marks;
+    let step = if s.wants_provisioning() {
         decide_wanted(s, new_id)
-    } else if s.node.marks.any_of_provisioning() {
+    } else if marks.any_of_provisioning() {
         decide_unwanted(s, new_id)
     } else {
         NodeStep::Nothing
+    };
+    fenced(s, step)
+}
+
+/// Sees to the fence before anything else is done.
+fn fenced(s: &Situation<'_>, step: NodeStep) -> NodeStep {
+    let node = s.node;
+    if let NodeStep::Mark(mut marks) = step {
+        marks.set_fence(&node.boot_id, &node.machine_id);
+        return NodeStep::Mark(marks);
+    }
+    let mut marks = node.marks.clone();
+    if marks.crun.is_some() && (s.drifted || !node.is_verified()) && marks.condition_is_true() {
+        // It was so in another boot, or before the handler went: nobody knows now.
+        marks.set_condition(
+            false,
+            VERIFYING,
+            "it is being seen whether Wasm still runs",
+            s.now,
+        );
+    }
+    marks.set_fence(&node.boot_id, &node.machine_id);
+    if marks == node.marks {
+        step
+    } else {
+        NodeStep::Mark(Box::new(marks))
     }
 }
 
@@ -127,17 +168,17 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
     if let Some((reason, message)) = unservable(node) {
         return refuse(s, reason, &message);
     }
-    let same_machine = marks.spec_hash.as_deref() == Some(s.spec_hash)
-        && marks.verified_machine.as_deref() == Some(&node.machine_id);
-    let good = marks.restart.is_none() && marks.condition.as_ref().is_some_and(|c| c.status);
-    if same_machine && good && marks.verified_boot.as_deref() == Some(&node.boot_id) {
-        if marks.has_ready_labels(&node.name) && !is_removal_reason(marks) {
-            return NodeStep::Nothing;
-        }
+    let ours = marks.spec_hash.as_deref() == Some(s.spec_hash) && marks.restart.is_none();
+    let verified = ours && node.is_verified() && !s.drifted;
+    if verified && (!marks.has_ready_labels(&node.name) || is_removal_reason(marks)) {
         let mut marks = marks.clone();
         marks.set_ready_labels(&node.name);
         marks.set_condition(true, "Provisioned", RUNS, s.now);
         return NodeStep::Mark(Box::new(marks));
+    }
+    let trusted_until = marks.condition.as_ref().map(|c| c.checked + s.recheck);
+    if let Some(until) = trusted_until.filter(|until| verified && *until > s.now) {
+        return NodeStep::Trusted(until);
     }
     if s.attempt.retry.is_none() && refused_before(marks) {
         return NodeStep::Refused;
@@ -158,7 +199,12 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
             ),
         };
     }
-    if same_machine && good {
+    let same_machine = marks.verified_machine.as_deref() == Some(&node.machine_id);
+    let was_good = marks
+        .condition
+        .as_ref()
+        .is_some_and(|c| c.status || c.reason == VERIFYING);
+    if ours && same_machine && was_good {
         return NodeStep::Order(Work::Verify, new_id.to_owned());
     }
     if s.turn {
@@ -203,9 +249,8 @@ fn decide_unwanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
             NodeStep::Order(Work::PrepareRemove, new_id.to_owned())
         }
         None if s.turn => {
+            // The labels stay until all is done: only the fence keeps new pods away.
             let mut marks = marks.clone();
-            marks.provisioned = None;
-            marks.crun = None;
             marks.restart = Some(Restart {
                 kind: RestartKind::Remove,
                 id: new_id.to_owned(),
@@ -217,6 +262,8 @@ fn decide_unwanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
     }
 }
 
+/// Reason of the condition while it is not known whether what was there still runs.
+const VERIFYING: &str = "Verifying";
 pub(super) const RUNS: &str = "a WebAssembly module ran through the handler crun";
 
 /// What keeps a node from being served at all, as far as its Node object tells.

@@ -58,6 +58,9 @@ fn situation<'a>(node: &'a NodeFacts, attempt: &'a Attempt) -> Situation<'a> {
         awaited: None,
         attempt,
         turn: true,
+        removing: false,
+        drifted: false,
+        recheck: SignedDuration::from_hours(6),
         now: at(1000),
     }
 }
@@ -176,12 +179,89 @@ fn labels_appear_only_after_a_module_ran() {
 
 #[test]
 fn a_provisioned_node_needs_nothing() {
-    assert_eq!(next(&provisioned(Some("true"))), NodeStep::Nothing);
+    assert_eq!(next(&provisioned(Some("true"))), NodeStep::Trusted(at(6 * 3600)));
+}
+
+#[test]
+fn what_was_verified_is_verified_again_after_the_recheck_interval_without_a_fence() {
+    let mut node = provisioned(Some("true"));
+    let later = |node: &NodeFacts, second| {
+        let situation = Situation {
+            now: at(second),
+            ..situation(node, &FRESH)
+        };
+        decide(&situation, "id")
+    };
+    assert_eq!(later(&node, 6 * 3600), NodeStep::Order(Work::Verify, "id".into()));
+    node.marks = conclude(&node, Work::Verify, &done(), SPEC, &FRESH, at(6 * 3600)).0;
+    assert_eq!(later(&node, 7 * 3600), NodeStep::Trusted(at(12 * 3600)));
+}
+
+#[test]
+fn a_handler_that_went_is_looked_into_behind_a_fence_and_put_back() {
+    let mut node = provisioned(Some("true"));
+    let drifted = |node: &NodeFacts, turn| {
+        let situation = Situation {
+            drifted: true,
+            turn,
+            ..situation(node, &FRESH)
+        };
+        decide(&situation, "id")
+    };
+    node.marks = marked(drifted(&node, false));
+    assert!(node.marks.fence && node.marks.has_ready_labels("worker-1"));
+    assert_eq!(
+        node.marks
+            .condition
+            .as_ref()
+            .map(|c| (c.status, c.reason.as_str())),
+        Some((false, "Verifying"))
+    );
+    assert_eq!(drifted(&node, false), NodeStep::Order(Work::Verify, "id".into()));
+    let gone = failed(FailureReason::VerificationFailed);
+    let (marks, attempt) = conclude(&node, Work::Verify, &gone, SPEC, &FRESH, at(1000));
+    node.marks = marks;
+    assert!(node.marks.fence && node.marks.has_ready_labels("worker-1"));
+    let situation = Situation {
+        now: at(2000),
+        ..situation(&node, &attempt)
+    };
+    assert!(marked(decide(&situation, "id")).restart.is_some());
+    let repaired = conclude(&node, Work::Install, &done(), SPEC, &FRESH, at(2100)).0;
+    assert!(!repaired.fence && repaired.condition_is_true());
+}
+
+#[test]
+fn removing_everything_overrides_annotations_and_auto_provision() {
+    let node = provisioned(Some("true"));
+    let situation = Situation {
+        removing: true,
+        auto_provision: true,
+        ..situation(&node, &FRESH)
+    };
+    assert_eq!(
+        decide(&situation, "id"),
+        NodeStep::Order(Work::PrepareRemove, "id".into())
+    );
+}
+
+#[test]
+fn a_fence_that_is_left_over_goes() {
+    let mut node = bare(None);
+    node.marks.fence = true;
+    assert_eq!(marked(next(&node)), Marks::default());
+}
+
+#[test]
+fn labels_that_a_kubelet_registered_again_are_fenced_until_a_module_ran() {
+    let mut node = bare(Some("true"));
+    node.marks.set_ready_labels("worker-1");
+    assert!(marked(next(&node)).fence);
 }
 
 #[test]
 fn switching_auto_provision_off_leaves_what_carries_the_annotation() {
-    assert_eq!(next(&provisioned(Some("true"))), NodeStep::Nothing);
+    assert!(matches!(next(&provisioned(Some("true"))), NodeStep::Trusted(_)));
     assert_eq!(
         next(&provisioned(None)),
         NodeStep::Order(Work::PrepareRemove, "id".into())
@@ -189,9 +269,13 @@ fn switching_auto_provision_off_leaves_what_carries_the_annotation() {
 }
 
 #[test]
-fn a_rebooted_node_is_verified_and_keeps_its_labels() {
+fn a_rebooted_node_is_fenced_and_verified_and_keeps_its_labels() {
     let mut node = provisioned(Some("true"));
     node.boot_id = "boot-2".into();
+    let fenced = marked(next(&node));
+    assert!(fenced.fence);
+    assert!(!fenced.condition_is_true());
+    node.marks = fenced;
     assert_eq!(next(&node), NodeStep::Order(Work::Verify, "id".into()));
     assert!(node.marks.has_ready_labels("worker-1"));
 }
@@ -231,12 +315,12 @@ fn lost_labels_come_back_without_waking_an_agent() {
 }
 
 #[test]
-fn removal_takes_the_labels_first_and_only_when_nobody_uses_the_handler() {
+fn removal_fences_the_node_when_nobody_uses_the_handler_and_takes_the_labels_last() {
     let mut node = provisioned(None);
     assert_eq!(next(&node), NodeStep::Order(Work::PrepareRemove, "id".into()));
     let (_, prepared) = conclude(&node, Work::PrepareRemove, &done(), SPEC, &FRESH, at(0));
     node.marks = marked(decide(&situation(&node, &prepared), "id"));
-    assert_eq!((&node.marks.crun, &node.marks.provisioned), (&None, &None));
+    assert!(node.marks.fence && node.marks.has_ready_labels("worker-1"));
     assert_eq!(
         decide(&situation(&node, &prepared), "x"),
         NodeStep::Order(Work::Remove { force: false }, "id".into())
@@ -378,6 +462,8 @@ fn wanted_again_in_the_middle_of_its_removal_a_node_ends_that_first() {
         kind: RestartKind::Remove,
         id: "r".into(),
     });
+    node.marks.fence = true;
+    node.marks.set_condition(false, "Removing", "", at(0));
     assert_eq!(
         next(&node),
         NodeStep::Order(Work::Remove { force: false }, "r".into())

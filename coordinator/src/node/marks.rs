@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::NodeCondition;
+use k8s_openapi::api::core::v1::{NodeCondition, Taint};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -16,12 +16,17 @@ const MACHINE: &str = "kwasm.sh/verified-machine-id";
 const RESTART: &str = "kwasm.sh/restart";
 const IMAGES: &str = "cache.techsquad.rocks/images-verified";
 const PINS: &str = "cache.techsquad.rocks/pins-held";
+const REPAIRING: &str = "kwasm.sh/repairing";
+/// The taint with which a new node keeps pods away until it is prepared.
+pub(super) const NOT_READY: &str = "kwasm.sh/not-ready";
 const CONDITION: &str = "WasmRuntimeReady";
 
 /// Reason of the condition while a summoned agent does not come.
 const NO_AGENT: &str = "AgentUnavailable";
 /// Value of the label `kwasm.sh/agent` that the agent's DaemonSet selects.
 pub(crate) const SUMMONED: &str = "summoned";
+/// The effect of both taints.
+const EFFECT: &str = "NoSchedule";
 /// Value of the label `kwasm.sh/crun` that our RuntimeClasses select.
 const READY: &str = "ready";
 
@@ -49,6 +54,11 @@ pub struct Marks {
     pub pins_held: Option<String>,
     /// Condition `WasmRuntimeReady`.
     pub condition: Option<Condition>,
+    /// The taint `kwasm.sh/repairing:NoSchedule`: no new pod comes while it is not known whether Wasm runs. The labels
+    /// stay meanwhile, since a kubelet that restarts rejects running pods whose node selector no longer matches.
+    pub fence: bool,
+    /// The taint `kwasm.sh/not-ready:NoSchedule`, which only a registration brings and we only take away.
+    pub gate: bool,
 }
 
 /// The condition `WasmRuntimeReady` of a Node.
@@ -62,6 +72,14 @@ pub struct Condition {
     pub message: String,
     /// Since when the status is as it is.
     pub since: Timestamp,
+    /// When a module last ran, or was last seen not to.
+    pub checked: Timestamp,
+}
+
+impl Condition {
+    fn says_the_same(&self, other: &Self) -> bool {
+        (self.status, &self.reason, &self.message) == (other.status, &other.reason, &other.message)
+    }
 }
 
 /// A restart in flight, written before it is ordered so that a budget survives a change of leader.
@@ -95,12 +113,17 @@ pub struct Writes {
     /// Whether the status goes first: labels that invite pods are the last thing that is written, and the
     /// first that is taken away.
     pub status_first: bool,
+    /// JSON patch of the taints. The list is atomic: an apply would replace everybody's, so it is patched as it was
+    /// seen or not at all.
+    pub taints: Option<Value>,
+    /// Whether the taints go first: a fence stands before anything else is done, and falls last.
+    pub taints_first: bool,
 }
 
 impl Writes {
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        self.status.is_none() && self.metadata.is_none()
+        self.status.is_none() && self.metadata.is_none() && self.taints.is_none()
     }
 }
 
@@ -110,6 +133,7 @@ impl Marks {
         annotation: impl Fn(&str) -> Option<String>,
         label: impl Fn(&str) -> Option<String>,
         conditions: &[NodeCondition],
+        taints: &[Taint],
     ) -> Self {
         let condition = conditions
             .iter()
@@ -119,7 +143,9 @@ impl Marks {
                 reason: c.reason.clone().unwrap_or_default(),
                 message: c.message.clone().unwrap_or_default(),
                 since: c.last_transition_time.as_ref().map(|t| t.0).unwrap_or_default(),
+                checked: c.last_heartbeat_time.as_ref().map(|t| t.0).unwrap_or_default(),
             });
+        let tainted = |key: &str| taints.iter().any(|t| t.key == key && t.effect == EFFECT);
         Self {
             agent: label(AGENT),
             provisioned: label(PROVISIONED),
@@ -132,10 +158,12 @@ impl Marks {
             images_verified: annotation(IMAGES),
             pins_held: annotation(PINS),
             condition,
+            fence: tainted(REPAIRING),
+            gate: tainted(NOT_READY),
         }
     }
 
-    /// Whether anything says that the node's containerd may hold something of ours.
+    /// Whether anything says that the node's containerd may hold something of ours, or that a fence is left over.
     pub fn any_of_provisioning(&self) -> bool {
         self.provisioned.is_some()
             || self.crun.is_some()
@@ -144,6 +172,7 @@ impl Marks {
             || self.verified_machine.is_some()
             || self.restart.is_some()
             || self.condition.is_some()
+            || self.fence
     }
 
     /// Takes away everything that provisioning put on the node, leaving agent and images.
@@ -152,22 +181,49 @@ impl Marks {
             agent: self.agent.clone(),
             images_verified: self.images_verified.clone(),
             pins_held: self.pins_held.clone(),
+            gate: self.gate,
             ..Self::default()
         }
     }
 
     /// Sets the condition, keeping its time while the status stays the same.
     pub fn set_condition(&mut self, status: bool, reason: &str, message: &str, now: Timestamp) {
-        let since = match &self.condition {
-            Some(old) if old.status == status => old.since,
-            _ => now,
-        };
-        self.condition = Some(Condition {
+        let fresh = Condition {
             status,
             reason: reason.to_owned(),
             message: cut(message, 1024),
-            since,
+            since: now,
+            checked: now,
+        };
+        self.condition = Some(match self.condition.take() {
+            Some(old) if old.says_the_same(&fresh) => old,
+            Some(old) if old.status == status => Condition {
+                since: old.since,
+                ..fresh
+            },
+            _ => fresh,
         });
+    }
+
+    /// Whether the condition says that Wasm runs.
+    pub fn condition_is_true(&self) -> bool {
+        self.condition.as_ref().is_some_and(|c| c.status)
+    }
+
+    /// A module ran just now.
+    pub fn confirm(&mut self, now: Timestamp) {
+        if let Some(condition) = &mut self.condition {
+            condition.checked = now;
+        }
+    }
+
+    /// Sets the fence as it has to be on this node: up while Wasm pods may come by the labels, and no module has run
+    /// in this boot.
+    pub fn set_fence(&mut self, boot_id: &str, machine_id: &str) {
+        let verified = self.verified_boot.as_deref() == Some(boot_id)
+            && self.verified_machine.as_deref() == Some(machine_id)
+            && self.condition.as_ref().is_some_and(|c| c.status);
+        self.fence = self.crun.is_some() && (self.restart.is_some() || !verified);
     }
 
     /// Says that no agent comes to the node, unless the condition says already why it is not provisioned.
@@ -185,9 +241,11 @@ impl Marks {
     pub fn only_awaited_an_agent(&self) -> bool {
         let untouched = Self {
             condition: self.condition.clone(),
+            fence: self.fence,
             ..self.without_provisioning()
         };
-        *self == untouched && self.condition.as_ref().is_some_and(|c| c.reason == NO_AGENT)
+        let nothing_but_words = |c: &Condition| c.reason == NO_AGENT;
+        *self == untouched && self.condition.as_ref().is_none_or(nothing_but_words)
     }
 
     /// The labels that say that Wasm pods may come, in the form they have on the node `name`.
@@ -202,7 +260,7 @@ impl Marks {
     }
 
     /// The writes that lead from these marks to `wanted` on the Node of this name and uid.
-    pub fn writes_to(&self, wanted: &Self, uid: &str) -> Writes {
+    pub fn writes_to(&self, wanted: &Self, uid: &str, taints: &Seen<'_>) -> Writes {
         let mut labels = Map::new();
         let mut annotations = Map::new();
         put(&mut labels, AGENT, &self.agent, &wanted.agent);
@@ -256,7 +314,8 @@ impl Marks {
                         "status": if c.status { "True" } else { "False" },
                         "reason": c.reason,
                         "message": c.message,
-                        "lastTransitionTime": c.since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                        "lastTransitionTime": second(c.since),
+                        "lastHeartbeatTime": second(c.checked),
                     })
                 },
             );
@@ -266,8 +325,52 @@ impl Marks {
             status,
             metadata,
             status_first: wanted.crun.is_some(),
+            taints: self.taint_patch(wanted, uid, taints),
+            taints_first: wanted.fence,
         }
     }
+}
+
+/// The taints of a Node as they were seen, and in which version of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen<'a> {
+    /// `spec.taints`.
+    pub taints: &'a [Taint],
+    /// `metadata.resourceVersion`.
+    pub version: &'a str,
+}
+
+impl Marks {
+    fn taint_patch(&self, wanted: &Self, uid: &str, seen: &Seen<'_>) -> Option<Value> {
+        if (self.fence, self.gate) == (wanted.fence, wanted.gate) {
+            return None;
+        }
+        let ours = |taint: &&Taint| {
+            let theirs = taint.effect != EFFECT;
+            theirs || (taint.key != REPAIRING && (taint.key != NOT_READY || wanted.gate))
+        };
+        let mut taints: Vec<Value> = seen.taints.iter().filter(ours).map(|t| json!(t)).collect();
+        if wanted.fence {
+            taints.push(json!({"key": REPAIRING, "effect": EFFECT}));
+        }
+        // There is no list to compare with where there was no taint; the version of the whole Node stands in for it.
+        let unchanged = if seen.taints.is_empty() {
+            json!({"op": "test", "path": "/metadata/resourceVersion", "value": seen.version})
+        } else {
+            json!({"op": "test", "path": "/spec/taints", "value": seen.taints})
+        };
+        let change = if taints.is_empty() {
+            json!({"op": "remove", "path": "/spec/taints"})
+        } else {
+            json!({"op": "add", "path": "/spec/taints", "value": taints})
+        };
+        let same = json!({"op": "test", "path": "/metadata/uid", "value": uid});
+        Some(json!([same, unchanged, change]))
+    }
+}
+
+fn second(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 fn put(map: &mut Map<String, Value>, key: &str, old: &Option<String>, new: &Option<String>) {

@@ -5,13 +5,19 @@
 
 mod conclusion;
 mod facts;
+mod gate;
+mod jitter;
 mod lifecycle;
 mod marks;
 mod rollout;
+mod window;
 
 pub use conclusion::{Outcome, conclude};
 pub use facts::{NodeFacts, Version};
+pub use gate::{GateInput, GateStep, gate};
+pub use jitter::jittered;
 pub use lifecycle::{Attempt, NodeStep, Retry, Situation, Work, decide, wants_provisioning};
-pub use marks::{Condition, Marks, Restart, RestartKind, Writes, label_value, spec_hash};
+pub use marks::{Condition, Marks, Restart, RestartKind, Seen, Writes, label_value, spec_hash};
 pub(crate) use marks::{SUMMONED, hex};
-pub use rollout::{Budget, admit};
+pub use rollout::{Admission, Budget, MaxUnavailable, Policy, admit};
+pub use window::Window;

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use sha2::{Digest, Sha256};
 
 use super::pairs::{NodePairs, Pair};
 use super::registry::{Registries, host};
 use super::wanted::{Want, Wanted};
-use crate::node::NodeFacts;
+use crate::node::{NodeFacts, jittered};
 
 /// What should happen about the images of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -178,15 +177,6 @@ impl std::fmt::Display for Mark {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} {:.0}", self.hash, self.boot, self.at)
     }
-}
-
-/// 90 to 110 percent of a duration, ever the same for the same node, so that a fleet that was provisioned
-/// in one go is not checked again in one go.
-fn jittered(duration: SignedDuration, node: &str) -> SignedDuration {
-    let byte = i64::from(Sha256::digest(node)[0]);
-    SignedDuration::from_millis(
-        i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 256) / 1000 * (900 + byte * 200 / 255),
-    )
 }
 
 #[cfg(test)]
