@@ -4,6 +4,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = [
         "proto/quartermaster/v1/agent.proto",
         "proto/quartermaster/v1/enrollment.proto",
+        "proto/quartermaster/v1/operator.proto",
     ];
     for file in files {
         println!("cargo:rerun-if-changed={file}");

@@ -13,9 +13,12 @@ use tracing::{info, warn};
 use crate::engine::{PullSettings, Setup, lead};
 use crate::identity::{Arrival, Dialer};
 use crate::node::spec_hash;
+use crate::operator::{Leading, People};
 use crate::report::Metrics;
 use crate::settings::{Agents, Settings};
 
+/// Questions of people that wait.
+const QUESTIONS: usize = 16;
 const LEASE: &str = "quartermaster-coordinator";
 /// Seconds for which the Lease is held, and before their end at which it is renewed.
 const HELD: u64 = 12;
@@ -28,6 +31,7 @@ pub(crate) async fn contend(
     dialer: Arc<Dialer>,
     metrics: Arc<Metrics>,
     mut arrivals: mpsc::Receiver<Arrival>,
+    people: People,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let manager = LeaseManagerBuilder::new(client.clone(), LEASE)
@@ -60,6 +64,7 @@ pub(crate) async fn contend(
                 linger: settings.linger,
                 recheck: settings.recheck,
                 spec_hash: spec_hash(env!("CARGO_PKG_VERSION")),
+                watchers: people.watchers.clone(),
                 limits: settings.limits(),
                 secret_namespaces: settings.secret_namespaces.clone(),
                 pulls: PullSettings {
@@ -68,10 +73,13 @@ pub(crate) async fn contend(
                     disk_reserve: settings.disk_reserve,
                 },
             };
+            let (questions, asked) = mpsc::channel(QUESTIONS);
+            people.leading.send_replace(Some(Leading { questions }));
             tokio::select! {
-                () = lead(setup, &mut arrivals, &stop) => {}
+                () = lead(setup, &mut arrivals, asked, &stop) => {}
                 _ = leads.wait_for(|leads| !leads) => warn!("the Lease is lost; this replica stops leading"),
             }
+            people.leading.send_replace(None);
             metrics.set_leader(false);
         }
         tokio::select! {

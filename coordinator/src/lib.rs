@@ -8,6 +8,7 @@ mod engine;
 pub mod identity;
 mod leadership;
 pub mod node;
+pub mod operator;
 pub mod prefetch;
 pub mod report;
 mod settings;
@@ -26,7 +27,7 @@ use tonic::transport::{Identity as TlsIdentity, Server, ServerTlsConfig};
 use tracing::info;
 
 pub use prefetch::crd_yaml;
-pub use settings::{Cli, Command, LogFormat, Settings};
+pub use settings::{Cli, Command, LogFormat, OPERATOR_SOCKET, Settings};
 
 use identity::{Authority, Dialer, Enroller};
 use report::Metrics;
@@ -91,11 +92,21 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     );
 
     let dialer = Arc::new(Dialer::new(&authority)?);
-    let leadership = leadership::contend(client, settings, dialer, metrics, arrivals, stop.clone());
+    let people = operator::People::default();
+    let interface = operator::Interface {
+        client: client.clone(),
+        namespace,
+        leading: people.leading.subscribe(),
+        watchers: people.watchers.clone(),
+    };
+    let socket = settings.operator_socket.clone();
+    let operator = operator::serve(interface, &socket, stop.clone());
+    let leadership = leadership::contend(client, settings, dialer, metrics, arrivals, people, stop.clone());
     let result = tokio::try_join!(
         async { enrollment.await.context("enrolment has ended") },
         async { health.await.context("the health service has ended") },
         async { probes.await.context("metrics and probes have ended") },
+        operator,
         leadership,
     );
     stop.cancel();

@@ -1,7 +1,7 @@
 //! `quartermaster-coordinator`: see the library for what it does.
 
 use clap::Parser;
-use quartermaster_coordinator::{Cli, Command, LogFormat, crd_yaml, run};
+use quartermaster_coordinator::{Cli, Command, LogFormat, OPERATOR_SOCKET, crd_yaml, operator, run};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
@@ -13,6 +13,12 @@ fn main() -> anyhow::Result<()> {
             return Ok(());
         }
         Command::Run(settings) => *settings,
+        Command::Ask(what) => return wait_for(operator::ask(what, OPERATOR_SOCKET.as_ref())),
+        Command::RemoveAll { namespace, wait } => {
+            use_ring()?;
+            let wait = wait.try_into()?;
+            return wait_for(operator::remove_all(&namespace, wait));
+        }
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter);
@@ -20,10 +26,7 @@ fn main() -> anyhow::Result<()> {
         LogFormat::Json => log.json().flatten_event(true).init(),
         LogFormat::Text => log.init(),
     }
-    // One provider for all of TLS, named outright: a second one in the tree would make the choice ambiguous.
-    rustls::crypto::ring::default_provider()
-        .install_default()
-        .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))?;
+    use_ring()?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -33,6 +36,21 @@ fn main() -> anyhow::Result<()> {
             tokio::spawn(signals(stop.clone()));
             run(settings, stop).await
         })
+}
+
+/// One provider for all of TLS, named outright: a second one in the tree would make the choice ambiguous.
+fn use_ring() -> anyhow::Result<()> {
+    rustls::crypto::ring::default_provider()
+        .install_default()
+        .map_err(|_| anyhow::anyhow!("a TLS provider is installed already"))
+}
+
+/// Runs something for a person, to its end.
+fn wait_for(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(work)
 }
 
 /// The first signal asks for an orderly end, the second one ends at once.

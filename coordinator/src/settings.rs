@@ -1,11 +1,13 @@
 //! What a coordinator can be told, by flags or environment variables.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use jiff::{SignedDuration, Span};
 
 use crate::node::{MaxUnavailable, Policy, Window};
+use crate::operator::Ask;
 use crate::prefetch::Limits;
 
 /// Coordinates the agents of Quartermaster: which nodes become able to run WebAssembly, and which images
@@ -25,7 +27,25 @@ pub enum Command {
     Run(Box<Settings>),
     /// Print the CustomResourceDefinition of Prefetch.
     Crd,
+    /// Ask the leader, from inside its pod.
+    #[command(flatten)]
+    Ask(Ask),
+    /// Put every node back, by the rules of the rollout, and say what is left.
+    ///
+    /// It is recorded, and overrides annotations and --auto-provision until the record is deleted; if this is
+    /// interrupted, the coordinator goes on with it.
+    RemoveAll {
+        /// The namespace in which the coordinator runs.
+        #[arg(long, env = "QUARTERMASTER_NAMESPACE", default_value = "quartermaster")]
+        namespace: String,
+        /// How long to wait for the end of it.
+        #[arg(long, default_value = "10m", value_parser = duration)]
+        wait: SignedDuration,
+    },
 }
+
+/// The socket of the operator's interface.
+pub const OPERATOR_SOCKET: &str = "/run/quartermaster/operator.sock";
 
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -133,6 +153,10 @@ pub struct Settings {
     )]
     pub pod_name: String,
 
+    /// The socket on which people in this pod reach the leader.
+    #[arg(long, env = "QUARTERMASTER_OPERATOR_SOCKET", default_value = OPERATOR_SOCKET)]
+    pub operator_socket: PathBuf,
+
     /// Where agents enrol.
     #[arg(long, env = "QUARTERMASTER_ENROLLMENT_LISTEN", default_value = "[::]:7444")]
     pub enrollment_listen: SocketAddr,
@@ -203,7 +227,7 @@ mod tests {
         let words = ["quartermaster-coordinator", "run"].iter().chain(flags);
         Cli::try_parse_from(words).map(|cli| match cli.command {
             Command::Run(settings) => *settings,
-            Command::Crd => unreachable!("run was asked for"),
+            _ => unreachable!("run was asked for"),
         })
     }
 

@@ -21,6 +21,8 @@ mod hand;
 mod payload;
 #[path = "end_to_end/prefetch.rs"]
 mod prefetch;
+#[path = "end_to_end/prefetch_object.rs"]
+mod prefetch_object;
 #[path = "end_to_end/provision.rs"]
 mod provision;
 #[path = "end_to_end/stage.rs"]
@@ -120,6 +122,26 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "a_node_survives_the_death_of_the_host_unit_between_any_two_steps",
         crash::a_node_survives_the_death_of_the_host_unit_between_any_two_steps,
+    ),
+    (
+        "images_of_workloads_are_on_the_nodes_that_are_selected",
+        prefetch_object::images_of_workloads_are_on_the_nodes_that_are_selected,
+    ),
+    (
+        "an_image_stays_pinned_until_the_last_prefetch_lets_go_of_it",
+        prefetch_object::an_image_stays_pinned_until_the_last_prefetch_lets_go_of_it,
+    ),
+    (
+        "a_tag_that_moved_is_told_and_pulled_again_when_asked_for",
+        prefetch_object::a_tag_that_moved_is_told_and_pulled_again_when_asked_for,
+    ),
+    (
+        "a_suspended_prefetch_pulls_nothing_until_it_goes_on",
+        prefetch_object::a_suspended_prefetch_pulls_nothing_until_it_goes_on,
+    ),
+    (
+        "durations_and_numbers_that_make_no_sense_are_refused_in_words",
+        prefetch_object::durations_and_numbers_that_make_no_sense_are_refused_in_words,
     ),
     (
         "auto_provision_takes_every_node_but_one_at_a_time",

@@ -35,7 +35,7 @@ pub use folder::{FolderHost, plan_folder};
 pub use layout::{HANDLER_BINARY, INSTALL_DIR, handler_binary};
 pub use pipeline::{install, verify_only};
 pub(crate) use planning::diff;
-pub use planning::preview;
+pub use planning::{preview, preview_diff};
 pub use record::{Installed, State, state};
 pub use removal::uninstall;
 pub(crate) use swap::settle_at_start;

@@ -96,6 +96,18 @@ pub async fn preview(target: &Target) -> Result<(Detected, Result<Plan, Refusal>
     Ok((detected, planned))
 }
 
+/// The unified diff of what installing would change; empty when it would change nothing.
+///
+/// # Errors
+/// A [`Failure`] when the node is refused.
+pub async fn preview_diff(target: &Target) -> Result<String, Failure> {
+    let (_, planned) = preview(target).await?;
+    match planned.map_err(at(Stage::Plan))? {
+        Plan::Edit(edit) => Ok(diff(&edit.path, edit.before.as_deref(), Some(&edit.after))),
+        Plan::NothingToDo | Plan::Adopt(_) => Ok(String::new()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,8 +10,8 @@ use futures::{Stream, StreamExt};
 use quartermaster_proto::v1::agent_server;
 use quartermaster_proto::v1::{
     CancelRequest, CancelResponse, CommandHeader, DescribeRequest, FailureReason, NodeDescription,
-    ProvisionEvent, ProvisionRequest, PullDone, PullEvent, PullRequest, ReleaseRequest, ReleaseResponse,
-    Stage, UnprovisionRequest, VerifyRequest, pull_event,
+    PreviewRequest, PreviewResponse, ProvisionEvent, ProvisionRequest, PullDone, PullEvent, PullRequest,
+    ReleaseRequest, ReleaseResponse, Stage, UnprovisionRequest, VerifyRequest, pull_event,
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -20,10 +20,12 @@ use super::command::{Command, Entry, Registry, locked};
 use super::convert;
 use super::metrics::Metrics;
 use crate::describe::describe;
-use crate::failure::Failure;
+use crate::failure::{Failure, cut};
 use crate::install::{self, Done, Progress, Stop, Target};
 use crate::pull::{Order, Release, Sink, pull, release};
 
+/// Longest diff of a preview, in bytes.
+const MAX_PREVIEW: usize = 256 * 1024;
 /// How long a pull goes on with nobody attached.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -267,6 +269,18 @@ impl agent_server::Agent for Service {
 
     async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<NodeDescription>, Status> {
         Ok(Response::new(self.0.describe().await))
+    }
+
+    async fn preview(&self, _: Request<PreviewRequest>) -> Result<Response<PreviewResponse>, Status> {
+        let (diff, refusal) = match install::preview_diff(&self.0.target).await {
+            Ok(diff) => (diff, None),
+            Err(failure) => (String::new(), Some(failure.to_wire())),
+        };
+        Ok(Response::new(PreviewResponse {
+            diff: cut(&diff, MAX_PREVIEW),
+            refusal,
+            node: Some(self.0.describe().await),
+        }))
     }
 
     async fn provision(

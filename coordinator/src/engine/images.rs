@@ -345,6 +345,19 @@ impl Engine {
             return;
         };
         let keys = runtime.ordered_by.clone();
+        match &result {
+            Ok(ready) => {
+                let came = if ready.was_present { "was there" } else { "pulled" };
+                self.reports.line(
+                    name,
+                    format!("  {image}: {came}, {} bytes fetched", ready.fetched),
+                );
+            }
+            Err(failed) => self.reports.line(
+                name,
+                format!("  {image}: {}: {}", failed.reason.camel_case(), failed.message),
+            ),
+        }
         let pair = match result {
             Ok(ready) => {
                 info!(
@@ -411,6 +424,12 @@ impl Engine {
     }
 
     pub(super) fn pull_ended(&mut self, name: &str, lost: bool) {
+        let end = if lost {
+            "the agent was lost; what is missing is ordered again"
+        } else {
+            "done"
+        };
+        self.reports.end(name, format!("{:.0} {end}", Timestamp::now()));
         let Some(runtime) = self.runtime.get_mut(name) else {
             return;
         };

@@ -5,6 +5,7 @@
 //! nothing that can't be read back from the cluster; losing it costs time and no truth.
 
 mod agents;
+mod answers;
 mod control;
 mod feeds;
 mod gates;
@@ -16,6 +17,7 @@ mod orders;
 mod outcomes;
 mod prefetches;
 mod pulls;
+mod reports;
 mod runtime;
 mod secrets;
 mod words;
@@ -27,9 +29,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use tokio::sync::mpsc;
+use quartermaster_proto::v1::WatchEvent;
+use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
 
 use crate::control::Control;
 use crate::identity::{Arrival, Dialer};
@@ -37,9 +41,12 @@ use crate::node::{NodeFacts, Policy};
 use crate::prefetch::{Limits, NodePairs, PrefetchFacts, Registries, Resolved, Wanted};
 use crate::report::Metrics;
 
+pub(crate) use answers::Question;
 use input::{Change, Input};
 use notices::Notices;
 pub(crate) use pulls::PullSettings;
+use reports::Reports;
+pub(crate) use reports::{SHARDS, key_of, name as report_map, shard_of};
 use runtime::{NodeRuntime, PrefetchRuntime};
 use secrets::PullSecrets;
 use words::Words;
@@ -78,6 +85,8 @@ pub(crate) struct Setup {
     pub recheck: SignedDuration,
     /// What nodes are provisioned with.
     pub spec_hash: String,
+    /// Who watches what happens.
+    pub watchers: broadcast::Sender<WatchEvent>,
     /// Bounds of every Prefetch.
     pub limits: Limits,
     /// Namespaces whose pull secrets may be read.
@@ -94,6 +103,7 @@ type Key = (String, String);
 enum Subject {
     Node(String),
     Prefetch(Key),
+    /// Only the loop itself.
     Metrics,
 }
 
@@ -110,6 +120,9 @@ pub(crate) struct Engine {
     secrets: Arc<PullSecrets>,
     synced: Synced,
     control: Control,
+    /// People who wait for the agent of a node.
+    guests: HashMap<String, Vec<oneshot::Sender<Result<Channel, String>>>>,
+    reports: Reports,
     /// Failed restarts since the last one that succeeded.
     failures: u32,
 
@@ -147,7 +160,12 @@ struct Synced {
 }
 
 /// Leads until `stop` is cancelled or a feed can't go on. `arrivals` are agents that have just enrolled.
-pub(crate) async fn lead(setup: Setup, arrivals: &mut mpsc::Receiver<Arrival>, stop: &CancellationToken) {
+pub(crate) async fn lead(
+    setup: Setup,
+    arrivals: &mut mpsc::Receiver<Arrival>,
+    mut questions: mpsc::Receiver<Question>,
+    stop: &CancellationToken,
+) {
     let (sender, mut inputs) = mpsc::channel(QUEUE);
     let notices = Notices::new(setup.client.clone(), &setup.reporter);
     let mut engine = Engine {
@@ -163,6 +181,8 @@ pub(crate) async fn lead(setup: Setup, arrivals: &mut mpsc::Receiver<Arrival>, s
         )),
         synced: Synced::default(),
         control: Control::default(),
+        guests: HashMap::new(),
+        reports: Reports::default(),
         failures: 0,
         runtime: HashMap::new(),
         pairs: HashMap::new(),
@@ -189,6 +209,7 @@ pub(crate) async fn lead(setup: Setup, arrivals: &mut mpsc::Receiver<Arrival>, s
             () = stop.cancelled() => return,
             Some(input) = inputs.recv() => engine.take(input),
             Some(arrival) = arrivals.recv() => engine.arrived(arrival),
+            Some(question) = questions.recv() => engine.asked(question),
             Some(_) = engine.tasks.join_next(), if !engine.tasks.is_empty() => continue,
             () = tokio::time::sleep(wait) => {}
         }
@@ -244,7 +265,21 @@ impl Engine {
         self.keep_workload_feeds();
         self.settle_nodes(now);
         self.settle_prefetches(now);
+        self.write_reports(now);
         self.observe(now);
+    }
+
+    fn write_reports(&mut self, now: Timestamp) {
+        match self.reports.due() {
+            None => {}
+            Some(at) if at > now => self.wake(at, Subject::Metrics),
+            Some(_) => {
+                let patches = self.reports.take(now);
+                let namespace = self.setup.namespace.clone();
+                self.tasks
+                    .spawn(reports::write(self.setup.client.clone(), namespace, patches));
+            }
+        }
     }
 
     /// Counting thousands of nodes for every input would cost more than all decisions.
@@ -338,6 +373,8 @@ impl Engine {
         self.leave_registries(name);
         self.runtime.remove(name);
         self.pairs.remove(name);
+        self.reports.forget(name);
+        self.guests.remove(name);
         self.asking.remove(name);
         for state in self.status.values_mut() {
             state.waiting.remove(name);

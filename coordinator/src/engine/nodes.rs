@@ -114,6 +114,11 @@ impl Engine {
         };
         debug!(node = name, ?step, turn, "decided");
         let busy = working || self.act(name, step, turn, now);
+        let visited = self.has_guests(name);
+        if visited {
+            self.summon(name);
+        }
+        let busy = busy || visited;
         let pulls = self.settle_images(name, busy, now);
         self.settle_gate(name, now);
         self.keep_agent(name, busy || pulls, now);

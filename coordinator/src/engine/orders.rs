@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use quartermaster_proto::v1::agent_client::AgentClient;
+use quartermaster_proto::v1::watch_event;
 use quartermaster_proto::v1::{
     CommandHeader, FailureReason, ProvisionEvent, ProvisionRequest, UnprovisionRequest, VerifyRequest,
     provision_event,
@@ -52,6 +53,11 @@ impl Engine {
     pub(super) fn order(&mut self, node: &str, channel: Channel, work: Work, id: String) {
         self.runtime.entry(node.to_owned()).or_default().working = Some(work);
         info!(node, command = id, work = ?work, "ordered");
+        self.reports.begin(
+            node,
+            format!("{:.0} {} (command {id})", jiff::Timestamp::now(), work.word()),
+        );
+        self.tell_watchers(node, watch_event::Event::Ordered(work.word().to_owned()));
         let header = self.header(id);
         let (inputs, node) = (self.inputs.clone(), node.to_owned());
         self.tasks.spawn(async move {

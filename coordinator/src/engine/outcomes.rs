@@ -3,6 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use quartermaster_proto::v1::FailureReason;
 use quartermaster_proto::v1::provision_event::Event as StageEvent;
+use quartermaster_proto::v1::{Ended, watch_event};
 use tracing::{error, info, warn};
 
 use super::Engine;
@@ -25,6 +26,32 @@ impl Engine {
         };
         runtime.working = None;
         let now = Timestamp::now();
+        let (reason, message) = match outcome {
+            Outcome::Failed { reason, message, .. } => (*reason, message.clone()),
+            Outcome::Done { .. } => (FailureReason::Unspecified, String::new()),
+            Outcome::Lost => (
+                FailureReason::Unspecified,
+                "the agent was lost; it is asked again".to_owned(),
+            ),
+        };
+        let end = match (outcome, reason) {
+            (Outcome::Failed { rolled_back, .. }, reason) => {
+                let back = if *rolled_back { ", rolled back" } else { "" };
+                format!("{now:.0} failed{back}: {}: {message}", reason.camel_case())
+            }
+            (Outcome::Done { .. }, _) => format!("{now:.0} done"),
+            (Outcome::Lost, _) => format!("{now:.0} {message}"),
+        };
+        self.reports.end(name, end);
+        let ended = Ended {
+            work: work.word().to_owned(),
+            reason: reason.into(),
+            message,
+        };
+        self.tell_watchers(name, watch_event::Event::Ended(ended));
+        let Some(runtime) = self.runtime.get_mut(name) else {
+            return;
+        };
         match outcome {
             Outcome::Done { .. } => info!(node = name, ?work, "done"),
             Outcome::Failed {
@@ -188,6 +215,14 @@ impl Engine {
         match event {
             StageEvent::Finished(stage) => {
                 let took = stage.took.and_then(|t| std::time::Duration::try_from(t).ok());
+                let line = format!(
+                    "  {:<8} {:>6} ms  {}",
+                    stage.stage().word(),
+                    took.unwrap_or_default().as_millis(),
+                    stage.summary
+                );
+                self.reports.line(name, line);
+                self.tell_watchers(name, watch_event::Event::Stage(stage.clone()));
                 info!(
                     node = name,
                     ?work,

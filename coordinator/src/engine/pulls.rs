@@ -9,9 +9,9 @@ use quartermaster_proto::keyring;
 use quartermaster_proto::v1::agent_client::AgentClient;
 use quartermaster_proto::v1::{
     self, CommandHeader, CredentialSet, DiskReserve, FailureReason, HeldImage, PullEvent, PullRequest,
-    ReleaseRequest, WantedImage, pull_event,
+    ReleaseRequest, WantedImage, WatchEvent, pull_event, watch_event,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{broadcast, mpsc};
 use tonic::Status;
 use tonic::transport::Channel;
 use tracing::{info, warn};
@@ -102,12 +102,20 @@ impl Engine {
     pub(super) fn order_pull(&mut self, node: &str, channel: Channel, order: PullOrder) {
         let id = uuid::Uuid::new_v4().to_string();
         info!(node, command = id, images = order.images.len(), "pull ordered");
+        let begun = format!(
+            "{:.0} Pull of {} images (command {id})",
+            Timestamp::now(),
+            order.images.len()
+        );
+        self.reports.begin(node, begun);
+        self.tell_watchers(node, watch_event::Event::Ordered("Pull".to_owned()));
+        let watchers = self.setup.watchers.clone();
         let header = self.header(id);
         let (inputs, node, secrets) = (self.inputs.clone(), node.to_owned(), self.secrets.clone());
         self.tasks.spawn(async move {
             let pull = async {
                 let request = request(order, header, &secrets, &inputs).await;
-                pull(channel, request, &node, &inputs).await
+                pull(channel, request, &node, &inputs, &watchers).await
             };
             let lost = !matches!(tokio::time::timeout(PULL_DEADLINE, pull).await, Ok(Ok(())));
             let _ = inputs.send(Input::PullEnded { node, lost }).await;
@@ -237,9 +245,13 @@ async fn pull(
     request: PullRequest,
     node: &str,
     inputs: &mpsc::Sender<Input>,
+    watchers: &broadcast::Sender<WatchEvent>,
 ) -> Result<(), Status> {
     let mut stream = client(channel).pull(request).await?.into_inner();
     while let Some(PullEvent { event }) = stream.message().await? {
+        if watchers.receiver_count() > 0 {
+            let _ = watchers.send(watched(node, event.as_ref()));
+        }
         let (image, result) = match event {
             Some(pull_event::Event::Ready(ready)) => {
                 let digest = ready.digest.rsplit('@').next().unwrap_or_default().into();
@@ -282,6 +294,25 @@ async fn pull(
         }
     }
     Err(Status::unknown("the stream ended before the pull was done"))
+}
+
+/// What those who watch are told of a pull.
+fn watched(node: &str, event: Option<&pull_event::Event>) -> WatchEvent {
+    let now = Timestamp::now();
+    let event = event.and_then(|event| match event {
+        pull_event::Event::Progress(progress) => Some(watch_event::Event::Progress(progress.clone())),
+        pull_event::Event::Ready(ready) => Some(watch_event::Event::ImageReady(ready.clone())),
+        pull_event::Event::Failed(failed) => Some(watch_event::Event::ImageFailed(failed.clone())),
+        pull_event::Event::Done(_) => None,
+    });
+    WatchEvent {
+        at: Some(prost_types::Timestamp {
+            seconds: now.as_second(),
+            nanos: now.subsec_nanosecond(),
+        }),
+        node: node.to_owned(),
+        event,
+    }
 }
 
 async fn release(

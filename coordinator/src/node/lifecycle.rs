@@ -115,6 +115,19 @@ pub enum Work {
     },
 }
 
+impl Work {
+    /// One word for a person.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::PrepareInstall => "Prepare",
+            Self::Install => "Install",
+            Self::Verify => "Verify",
+            Self::PrepareRemove => "PrepareRemoval",
+            Self::Remove { .. } => "Remove",
+        }
+    }
+}
+
 /// Whether the node is to be able to run Wasm pods.
 pub fn wants_provisioning(intent: Option<&str>, auto_provision: bool) -> bool {
     match intent {

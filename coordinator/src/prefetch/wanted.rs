@@ -137,6 +137,9 @@ impl Wanted {
         let mut hasher = Sha256::new();
         for (image, want) in &self.images {
             hasher.update(&**image);
+            if want.always {
+                hasher.update(" always");
+            }
             for pin in &want.pins {
                 hasher.update(format!(" {} {}", pin.owner, pin.expiry.as_secs()));
             }
@@ -300,6 +303,7 @@ pub(crate) mod tests {
         let base = hash(&["{images: [nginx]}"]);
         assert_eq!(base, hash(&["{images: [nginx], retry_after: 5}"]));
         assert_ne!(base, hash(&["{images: [nginx, a]}"]));
+        assert_ne!(base, hash(&["{images: [nginx], pull: {policy: Always}}"]));
         assert_ne!(base, hash(&["{images: [nginx], pin: {enabled: false}}"]));
         assert_ne!(base, hash(&["{images: [nginx]}", "{images: [nginx]}"]));
     }

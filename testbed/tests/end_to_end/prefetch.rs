@@ -6,7 +6,7 @@ use testbed::{deployment, images};
 
 use crate::stage::{NODES, Stage};
 
-const SERVER: &str = "registry.testbed:5000/server:1.0";
+pub(crate) const SERVER: &str = "registry.testbed:5000/server:1.0";
 const INIT: &str = "registry.testbed:5000/server-init:1.0";
 
 fn prefetch(name: &str, label: &str, retry_after: i64) -> String {
@@ -31,11 +31,11 @@ fn deployment_of(label: &str, images: &[&str], init: Option<&str>) -> String {
 }
 
 impl Stage {
-    fn status(&self, name: &str) -> Result<Value> {
+    pub(crate) fn status(&self, name: &str) -> Result<Value> {
         Ok(self.get(&["prefetch", name])?["status"].clone())
     }
 
-    fn until_prefetch(&self, name: &str, phase: &str) -> Result<Value> {
+    pub(crate) fn until_prefetch(&self, name: &str, phase: &str) -> Result<Value> {
         let mut last = Value::Null;
         self.until(&format!("Prefetch {name} to be {phase}"), || {
             last = self.status(name)?;
@@ -46,7 +46,7 @@ impl Stage {
     }
 
     /// Takes images off every node, so that a pull is a pull.
-    fn forget_images(&self, references: &[&str]) -> Result<()> {
+    pub(crate) fn forget_images(&self, references: &[&str]) -> Result<()> {
         for node in NODES {
             for reference in references {
                 let remove = format!(
@@ -58,7 +58,7 @@ impl Stage {
         Ok(())
     }
 
-    fn has_image(&self, node: &str, reference: &str) -> Result<()> {
+    pub(crate) fn has_image(&self, node: &str, reference: &str) -> Result<()> {
         self.cluster
             .exec(node, &["crictl", "inspecti", "--quiet", reference])
             .with_context(|| format!("{node} lacks {reference}"))
