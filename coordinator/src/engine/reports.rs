@@ -61,19 +61,8 @@ impl Reports {
 
     /// It came to its end: the report takes the place of the one before.
     pub(super) fn end(&mut self, node: &str, line: String) {
-        let mut lines = self.open.remove(node).unwrap_or_default();
-        lines.push(line);
-        let mut text = lines.join("\n");
-        while text.len() > LONGEST {
-            let last = lines.pop().unwrap_or_default();
-            lines.pop();
-            lines.push("…".into());
-            lines.push(last);
-            text = lines.join("\n");
-            if lines.len() <= 2 {
-                text.truncate(text.floor_char_boundary(LONGEST));
-            }
-        }
+        let lines = self.open.remove(node).unwrap_or_default();
+        let text = bounded(&lines, &line);
         let (shard, key) = (shard_of(node), key_of(node));
         let kept = self.kept.entry(shard).or_default();
         if kept.get(&key) == Some(&text) {
@@ -115,6 +104,22 @@ impl Reports {
             .map(|(shard, data)| (shard, json!({"data": data})))
             .collect()
     }
+}
+
+/// The first lines, as many as there is room for, and the last one.
+fn bounded(lines: &[String], last: &str) -> String {
+    const LEFT_OUT: &str = "…\n";
+    let last = &last[..last.floor_char_boundary(LONGEST / 2)];
+    let mut text = String::new();
+    for line in lines {
+        if text.len() + line.len() + 1 + LEFT_OUT.len() + last.len() > LONGEST {
+            text.push_str(LEFT_OUT);
+            break;
+        }
+        text.push_str(line);
+        text.push('\n');
+    }
+    text + last
 }
 
 /// Effect: writes the changed parts of some ConfigMaps, and makes those that are not there yet.
