@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use futures::{Stream, StreamExt};
 use quartermaster_proto::v1::{
     CancelRequest, CancelResponse, CommandHeader, DescribeRequest, Failure, FailureReason, ImageFailed,
-    ImageReady, NodeDescription, ProvisionEvent, ProvisionRequest, PullDone, PullEvent, PullRequest,
-    ReleaseRequest, ReleaseResponse, Stage, StageFinished, UnprovisionRequest, VerifyRequest, agent_server,
-    provision_event, pull_event,
+    ImageReady, NodeDescription, PreviewRequest, PreviewResponse, ProvisionEvent, ProvisionRequest, PullDone,
+    PullEvent, PullRequest, ReleaseRequest, ReleaseResponse, Stage, StageFinished, UnprovisionRequest,
+    VerifyRequest, agent_server, provision_event, pull_event,
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -301,6 +301,13 @@ impl agent_server::Agent for Service {
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<NodeDescription>, Status> {
         Ok(Response::new(caller(&request)?.machine.describe()))
+    }
+
+    async fn preview(&self, request: Request<PreviewRequest>) -> Result<Response<PreviewResponse>, Status> {
+        Ok(Response::new(PreviewResponse {
+            node: Some(caller(&request)?.machine.describe()),
+            ..PreviewResponse::default()
+        }))
     }
 
     async fn provision(
