@@ -114,6 +114,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         payload::an_upgrade_leaves_pods_running_and_containerd_alone,
     ),
     (
+        "owner_mode_attributes_and_links_of_the_configuration_stay",
+        by_hand::owner_mode_attributes_and_links_of_the_configuration_stay,
+    ),
+    (
+        "the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us",
+        payload::the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us,
+    ),
+    (
         "a_node_survives_the_death_of_the_agent_between_any_two_steps",
         crash::a_node_survives_the_death_of_the_agent_between_any_two_steps,
     ),
@@ -129,14 +137,6 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 
 /// What is run by `make soak` (`TESTBED_SOAK=1`) besides.
 const SOAK: &[(&str, Scenario)] = &[
-    (
-        "owner_mode_attributes_and_links_of_the_configuration_stay",
-        by_hand::owner_mode_attributes_and_links_of_the_configuration_stay,
-    ),
-    (
-        "the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us",
-        payload::the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us,
-    ),
     (
         "a_node_survives_the_death_of_containerd_between_any_two_steps",
         crash::a_node_survives_the_death_of_containerd_between_any_two_steps,
