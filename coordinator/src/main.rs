@@ -31,7 +31,7 @@ fn main() -> anyhow::Result<()> {
         .block_on(async {
             let stop = CancellationToken::new();
             tokio::spawn(signals(stop.clone()));
-            run(settings, stop).await
+            run(*settings, stop).await
         })
 }
 

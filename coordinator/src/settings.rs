@@ -19,7 +19,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the coordinator inside a cluster.
-    Run(Settings),
+    Run(Box<Settings>),
     /// Print the CustomResourceDefinition of Prefetch.
     Crd,
 }
@@ -51,6 +51,14 @@ pub struct Settings {
     /// After how long images that were there are looked for again, such as 6h.
     #[arg(long, env = "QUARTERMASTER_RECHECK", default_value = "6h", value_parser = duration)]
     pub recheck: SignedDuration,
+
+    /// How long the certificates of agents and coordinators are good for; they are renewed long before.
+    #[arg(long, env = "QUARTERMASTER_CERTIFICATE_LIFE", default_value = "12h", value_parser = duration)]
+    pub certificate_life: SignedDuration,
+
+    /// How long a certificate authority is good for. When a third of it is left, another one follows.
+    #[arg(long, env = "QUARTERMASTER_AUTHORITY_LIFE", default_value = "8760h", value_parser = duration)]
+    pub authority_life: SignedDuration,
 
     /// The namespace in which coordinator and agents run.
     #[arg(long, env = "QUARTERMASTER_NAMESPACE", default_value = "quartermaster")]
@@ -99,7 +107,7 @@ mod tests {
     fn settings(flags: &[&str]) -> Result<Settings, clap::Error> {
         let words = ["quartermaster-coordinator", "run"].iter().chain(flags);
         Cli::try_parse_from(words).map(|cli| match cli.command {
-            Command::Run(settings) => settings,
+            Command::Run(settings) => *settings,
             Command::Crd => unreachable!("run was asked for"),
         })
     }

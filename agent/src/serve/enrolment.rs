@@ -2,15 +2,24 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use quartermaster_proto::identity::COORDINATOR_DNS;
+use quartermaster_proto::tls::Validity;
 use quartermaster_proto::v1::EnrollRequest;
 use quartermaster_proto::v1::enrollment_client::EnrollmentClient;
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use thiserror::Error;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+
+use super::renewal;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -33,12 +42,13 @@ pub struct Enrolment {
 
 /// What an enrolment gives. The key never leaves the process's memory.
 pub struct Enrolled {
-    /// Of this agent, in PEM.
-    pub certificate_pem: String,
-    /// Its private key, in PEM.
-    pub key_pem: String,
-    /// Who may command it, in PEM.
-    pub ca_pem: String,
+    /// How commands are served with it.
+    pub(super) tls: Arc<ServerConfig>,
+    /// How long it is good for.
+    pub(super) validity: Validity,
+    /// Who may command, in PEM. At the next enrolment they are trusted beside the file, which the kubelet
+    /// renews a minute or two late.
+    trusted_pem: String,
 }
 
 #[derive(Debug, Error)]
@@ -51,6 +61,8 @@ enum EnrolError {
     Unreachable(String, String),
     #[error("the coordinator refused: {0}")]
     Refused(String),
+    #[error("the coordinator's answer can't be used: {0}")]
+    Answer(String),
 }
 
 impl Enrolment {
@@ -60,7 +72,7 @@ impl Enrolment {
         let mut pause = FIRST_PAUSE;
         let mut said = String::new();
         loop {
-            match self.once(node).await {
+            match self.once(node, "").await {
                 Ok(enrolled) => {
                     tracing::info!(took_ms = begun.elapsed().as_millis(), "enrolled");
                     return enrolled;
@@ -83,7 +95,29 @@ impl Enrolment {
         }
     }
 
-    async fn once(&self, node: &str) -> Result<Enrolled, EnrolError> {
+    /// Enrols again whenever it is time, for ever. Connections that are open stay; new ones get the new certificate.
+    pub(super) async fn renew(&self, node: &str, sender: &watch::Sender<Arc<Enrolled>>) {
+        loop {
+            let enrolled = sender.borrow().clone();
+            let due = renewal::due(enrolled.validity, node);
+            while let Some(pause) = renewal::sleep(due, now()) {
+                sleep(pause).await;
+            }
+            match self.once(node, &enrolled.trusted_pem).await {
+                Ok(renewed) => {
+                    tracing::info!(until = renewed.validity.until, "the certificate is renewed");
+                    sender.send_replace(Arc::new(renewed));
+                }
+                Err(error) => {
+                    let left = enrolled.validity.until - now();
+                    tracing::warn!(url = self.url, %error, left_s = left, "the certificate can't be renewed yet");
+                    sleep(renewal::pause(enrolled.validity, now())).await;
+                }
+            }
+        }
+    }
+
+    async fn once(&self, node: &str, also_trusted: &str) -> Result<Enrolled, EnrolError> {
         let ca = read(&self.ca_file)?;
         let token = read(&self.token_file)?.trim().to_owned();
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
@@ -92,7 +126,7 @@ impl Enrolment {
         let unreachable =
             |error: &dyn std::error::Error| EnrolError::Unreachable(self.url.clone(), deepest(error));
         let tls = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(&ca))
+            .ca_certificate(Certificate::from_pem(format!("{ca}\n{also_trusted}")))
             .domain_name(COORDINATOR_DNS);
         let channel = Endpoint::from_shared(self.url.clone())
             .and_then(|endpoint| endpoint.tls_config(tls))
@@ -111,16 +145,52 @@ impl Enrolment {
             .await
             .map_err(|status| EnrolError::Refused(format!("{:?}: {}", status.code(), status.message())))?
             .into_inner();
+        let trusted_pem = if answer.ca_pem.is_empty() {
+            ca
+        } else {
+            answer.ca_pem
+        };
+        let certificate = CertificateDer::from_pem_slice(answer.certificate_pem.as_bytes())
+            .map_err(|error| EnrolError::Answer(error.to_string()))?;
+        let validity = Validity::of(&certificate)
+            .ok_or_else(|| EnrolError::Answer("the certificate has no dates".to_owned()))?;
         Ok(Enrolled {
-            certificate_pem: answer.certificate_pem,
-            key_pem: key.serialize_pem(),
-            ca_pem: if answer.ca_pem.is_empty() {
-                ca
-            } else {
-                answer.ca_pem
-            },
+            tls: Arc::new(server(certificate, &key, &trusted_pem)?),
+            validity,
+            trusted_pem,
         })
     }
+}
+
+/// How commands are served: only to who shows a certificate of one of the trusted authorities.
+fn server(
+    certificate: CertificateDer<'static>,
+    key: &KeyPair,
+    trusted_pem: &str,
+) -> Result<ServerConfig, EnrolError> {
+    let bad = |error: &dyn std::fmt::Display| EnrolError::Answer(error.to_string());
+    let mut roots = RootCertStore::empty();
+    for authority in CertificateDer::pem_slice_iter(trusted_pem.as_bytes()) {
+        let authority = authority.map_err(|error| bad(&error))?;
+        roots.add(authority).map_err(|error| bad(&error))?;
+    }
+    let verifier = WebPkiClientVerifier::builder(Arc::new(roots))
+        .build()
+        .map_err(|error| bad(&error))?;
+    let key = PrivateKeyDer::try_from(key.serialize_der()).map_err(|error| bad(&error))?;
+    let mut config = ServerConfig::builder()
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(vec![certificate], key)
+        .map_err(|error| bad(&error))?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    // A session that is resumed is not checked again: it would outlive the certificate and its authority.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+fn now() -> i64 {
+    jiff::Timestamp::now().as_second()
 }
 
 fn read(path: &Path) -> Result<String, EnrolError> {

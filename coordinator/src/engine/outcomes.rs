@@ -174,6 +174,9 @@ impl Engine {
         match event {
             StageEvent::Finished(stage) => {
                 let took = stage.took.and_then(|t| std::time::Duration::try_from(t).ok());
+                if let Some(took) = took {
+                    self.setup.metrics.stage(work, stage.stage().word(), took);
+                }
                 info!(
                     node = name,
                     ?work,

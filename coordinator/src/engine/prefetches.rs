@@ -133,6 +133,7 @@ impl Engine {
         let Some(facts) = self.nodes.get(node) else {
             return;
         };
+        self.setup.metrics.image(&pair);
         match &pair {
             Pair::Ready { digest, pulled, .. } => info!(node, image, digest, pulled, "image ready"),
             Pair::Failed(failure) => info!(

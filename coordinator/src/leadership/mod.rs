@@ -1,0 +1,100 @@
+//! The Lease: of all replicas one leads, and only it decides.
+//!
+//! What lives here knows when this replica may act and for how long, and nothing of what it then does.
+
+mod claim;
+mod keeper;
+mod tenure;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::api::Api;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::cluster::Cluster;
+use crate::engine::{Setup, lead};
+use crate::identity::{Arrival, Dialer};
+use crate::node::spec_hash;
+use crate::report::Metrics;
+use crate::settings::Settings;
+
+use keeper::Keeper;
+pub(crate) use tenure::Fence;
+use tenure::Tenure;
+
+const LEASE: &str = "quartermaster-coordinator";
+/// For giving the Lease back when told to end.
+const FAREWELL: Duration = Duration::from_secs(3);
+/// Before leading is taken up again in the same term.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Leads whenever the Lease is held, until `stop` is cancelled.
+pub(crate) async fn contend(
+    cluster: &Cluster,
+    settings: Settings,
+    dialer: Arc<Dialer>,
+    metrics: Arc<Metrics>,
+    mut arrivals: mpsc::Receiver<Arrival>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let tenure = Tenure::new();
+    // All that the leader writes goes through the fence; the Lease itself does not.
+    let fenced = cluster.client_behind(&Fence::before(tenure.clone()))?;
+    let (sender, mut leads) = watch::channel(None);
+    let keeper = Keeper {
+        api: Api::namespaced(cluster.client().clone(), &settings.namespace),
+        lease: LEASE,
+        me: settings.pod_name.clone(),
+        tenure: tenure.clone(),
+        leads: sender,
+    };
+    let give_back = CancellationToken::new();
+    let keeper = tokio::spawn(keeper.run(give_back.clone()));
+    loop {
+        let term = *leads.borrow_and_update();
+        if let Some(term) = term {
+            info!(term, "this replica leads");
+            metrics.leads(Some(term));
+            let setup = Setup {
+                client: fenced.clone(),
+                namespace: settings.namespace.clone(),
+                reporter: settings.pod_name.clone(),
+                dialer: dialer.clone(),
+                metrics: metrics.clone(),
+                term,
+                auto_provision: settings.auto_provision,
+                max_unavailable: usize::try_from(settings.max_unavailable).unwrap_or(1),
+                linger: settings.linger,
+                recheck: settings.recheck,
+                spec_hash: spec_hash(env!("CARGO_PKG_VERSION")),
+            };
+            tokio::select! {
+                biased;
+                // By the clock too: a process that was paused learns of the end before anybody has told it.
+                () = tenure.lapsed() => {}
+                _ = leads.wait_for(|leads| *leads != Some(term)) => {}
+                () = lead(setup, &mut arrivals, &stop) => {}
+            }
+            metrics.leads(None);
+        }
+        tokio::select! {
+            () = stop.cancelled() => break,
+            // Agents that enrol here are found by the leader through its watch of pods.
+            Some(_) = arrivals.recv() => {}
+            // The Lease was renewed in the very moment in which it had run out by the clock: nothing changes then.
+            () = tokio::time::sleep(AGAIN), if leads.borrow().is_some() => {}
+            changed = leads.changed() => {
+                if changed.is_err() {
+                    anyhow::bail!("the Lease is not kept any more");
+                }
+            }
+        }
+    }
+    // The engine has stopped: only now may another begin.
+    give_back.cancel();
+    let _ = tokio::time::timeout(FAREWELL, keeper).await;
+    Ok(())
+}
