@@ -31,7 +31,7 @@ pub use settings::{Cli, Command, LogFormat, Settings};
 
 use cluster::Cluster;
 use identity::{Dialer, Enroller, Lives, Vault};
-use report::Metrics;
+use report::{Health, Metrics};
 
 /// Agents that have enrolled and of which the engine has not heard yet.
 const ARRIVALS: usize = 1024;
@@ -75,9 +75,16 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
             stop.clone().cancelled_owned(),
         );
 
-    let (_, health) = tonic_health::server::health_reporter();
-    let health = Server::builder()
-        .add_service(health)
+    let (health, service) = tonic_health::server::health_reporter();
+    let health = Health::new(health).await;
+    // The command port of agents has no reflection: who is let in there knows the protocol.
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .context("the description of the health service can't be used")?;
+    let health_server = Server::builder()
+        .add_service(service)
+        .add_service(reflection)
         .serve_with_incoming_shutdown(
             bind(settings.health_listen).await?,
             stop.clone().cancelled_owned(),
@@ -93,10 +100,18 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
 
     let dialer = Arc::new(Dialer::new(current));
     let keeping = tokio::spawn(vault.keep(stop.clone()));
-    let leadership = leadership::contend(&cluster, settings, dialer, metrics, arrivals, stop.clone());
+    let leadership = leadership::contend(
+        &cluster,
+        settings,
+        dialer,
+        metrics,
+        health,
+        arrivals,
+        stop.clone(),
+    );
     let result = tokio::try_join!(
         async { enrollment.await.context("enrolment has ended") },
-        async { health.await.context("the health service has ended") },
+        async { health_server.await.context("the health service has ended") },
         async { probes.await.context("metrics and probes have ended") },
         leadership,
     );

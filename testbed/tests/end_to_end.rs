@@ -17,6 +17,10 @@ mod by_hand;
 mod crash;
 #[path = "end_to_end/hand.rs"]
 mod hand;
+#[path = "end_to_end/identity.rs"]
+mod identity;
+#[path = "end_to_end/leadership.rs"]
+mod leadership;
 #[path = "end_to_end/payload.rs"]
 mod payload;
 #[path = "end_to_end/prefetch.rs"]
@@ -128,6 +132,30 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "a_node_survives_the_death_of_the_host_unit_between_any_two_steps",
         crash::a_node_survives_the_death_of_the_host_unit_between_any_two_steps,
+    ),
+    (
+        "only_the_token_of_a_living_agents_pod_gets_a_certificate_and_only_for_its_node",
+        identity::only_the_token_of_a_living_agents_pod_gets_a_certificate_and_only_for_its_node,
+    ),
+    (
+        "an_agent_obeys_no_other_agent_no_stranger_and_no_old_leader",
+        identity::an_agent_obeys_no_other_agent_no_stranger_and_no_old_leader,
+    ),
+    (
+        "an_authority_is_followed_by_another_while_nodes_are_worked_on",
+        identity::an_authority_is_followed_by_another_while_nodes_are_worked_on,
+    ),
+    (
+        "a_leader_that_ends_is_followed_at_once_and_one_that_is_cut_off_soon",
+        leadership::a_leader_that_ends_is_followed_at_once_and_one_that_is_cut_off_soon,
+    ),
+    (
+        "a_leader_that_is_paused_past_its_lease_does_nothing_afterwards",
+        leadership::a_leader_that_is_paused_past_its_lease_does_nothing_afterwards,
+    ),
+    (
+        "an_api_server_that_goes_away_in_the_middle_is_waited_for",
+        leadership::an_api_server_that_goes_away_in_the_middle_is_waited_for,
     ),
     (
         "auto_provision_takes_every_node_but_one_at_a_time",

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 
+use super::metrics::Metrics;
 use super::renewal;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -96,9 +97,10 @@ impl Enrolment {
     }
 
     /// Enrols again whenever it is time, for ever. Connections that are open stay; new ones get the new certificate.
-    pub(super) async fn renew(&self, node: &str, sender: &watch::Sender<Arc<Enrolled>>) {
+    pub(super) async fn renew(&self, node: &str, sender: &watch::Sender<Arc<Enrolled>>, metrics: &Metrics) {
         loop {
             let enrolled = sender.borrow().clone();
+            metrics.certificate_ends(enrolled.validity.until);
             let due = renewal::due(enrolled.validity, node);
             while let Some(pause) = renewal::sleep(due, now()) {
                 sleep(pause).await;

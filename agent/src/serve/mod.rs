@@ -110,7 +110,7 @@ pub async fn serve(options: Options, bound: Bound, shutdown: CancellationToken) 
         bound.health,
         bound.metrics,
         health_service,
-        metrics,
+        Arc::clone(&metrics),
         stop_side.clone(),
     ));
 
@@ -121,7 +121,8 @@ pub async fn serve(options: Options, bound: Bound, shutdown: CancellationToken) 
     let (enrolled, current) = watch::channel(Arc::new(enrolled));
     let renewing = {
         let (enrolment, node) = (options.enrolment.clone(), options.node_name.clone());
-        tokio::spawn(async move { enrolment.renew(&node, &enrolled).await })
+        let counted = metrics;
+        tokio::spawn(async move { enrolment.renew(&node, &enrolled, &counted).await })
     };
     let service = AgentServer::new(Service::new(Arc::clone(&agent)))
         .max_decoding_message_size(MAX_MESSAGE)
@@ -173,8 +174,13 @@ async fn side_servers<H>(
     H: tonic_health::pb::health_server::Health,
 {
     let stopped = stop.clone();
+    // Of the health service alone. The command port has none: who is let in there knows the protocol.
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1();
     let health = Server::builder()
         .add_service(service)
+        .add_optional_service(reflection.ok())
         .serve_with_incoming_shutdown(TcpIncoming::from(health), async move {
             stopped.cancelled().await;
         });

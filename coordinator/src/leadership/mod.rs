@@ -4,6 +4,8 @@
 
 mod claim;
 mod keeper;
+#[cfg(test)]
+mod keeper_tests;
 mod tenure;
 
 use std::sync::Arc;
@@ -18,7 +20,7 @@ use crate::cluster::Cluster;
 use crate::engine::{Setup, lead};
 use crate::identity::{Arrival, Dialer};
 use crate::node::spec_hash;
-use crate::report::Metrics;
+use crate::report::{Health, Metrics};
 use crate::settings::Settings;
 
 use keeper::Keeper;
@@ -37,6 +39,7 @@ pub(crate) async fn contend(
     settings: Settings,
     dialer: Arc<Dialer>,
     metrics: Arc<Metrics>,
+    health: Health,
     mut arrivals: mpsc::Receiver<Arrival>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -58,6 +61,7 @@ pub(crate) async fn contend(
         if let Some(term) = term {
             info!(term, "this replica leads");
             metrics.leads(Some(term));
+            health.leads(true).await;
             let setup = Setup {
                 client: fenced.clone(),
                 namespace: settings.namespace.clone(),
@@ -79,6 +83,7 @@ pub(crate) async fn contend(
                 () = lead(setup, &mut arrivals, &stop) => {}
             }
             metrics.leads(None);
+            health.leads(false).await;
         }
         tokio::select! {
             () = stop.cancelled() => break,
@@ -93,6 +98,7 @@ pub(crate) async fn contend(
             }
         }
     }
+    health.ends().await;
     // The engine has stopped: only now may another begin.
     give_back.cancel();
     let _ = tokio::time::timeout(FAREWELL, keeper).await;

@@ -44,3 +44,8 @@ pub(super) struct OfRequest {
 pub(super) struct OfVerb {
     pub(super) verb: &'static str,
 }
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct OfWork {
+    pub(super) work: &'static str,
+}

@@ -11,8 +11,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+use quartermaster_proto::v1::FailureReason;
 
-use super::labels::{OfCertificate, OfKind, OfOrder, OfOutcome, OfRequest, OfStage, OfState, OfVerb};
+use super::labels::{OfCertificate, OfKind, OfOrder, OfOutcome, OfRequest, OfStage, OfState, OfVerb, OfWork};
 use crate::node::{NodeFacts, Outcome, Work};
 use crate::prefetch::{Pair, PrefetchFacts, PrefetchPhase};
 
@@ -29,6 +30,7 @@ pub struct Metrics {
     nodes: Family<OfState, Number>,
     prefetches: Family<OfState, Number>,
     orders: Family<OfOrder, Counter>,
+    failures: Family<OfWork, Counter>,
     stages: Family<OfStage, Histogram, fn() -> Histogram>,
     images: Family<OfOutcome, Counter>,
     pulled_bytes: Counter,
@@ -52,6 +54,7 @@ impl Default for Metrics {
             nodes: Family::default(),
             prefetches: Family::default(),
             orders: Family::default(),
+            failures: Family::default(),
             stages: Family::new_with_constructor(stages),
             images: Family::default(),
             pulled_bytes: Counter::default(),
@@ -86,6 +89,11 @@ impl Metrics {
             "orders",
             "Orders to agents that came to an end, by work and outcome",
             self.orders.clone(),
+        );
+        registry.register(
+            "order_failures",
+            "Orders that failed and did not merely have to wait, by work",
+            self.failures.clone(),
         );
         registry.register(
             "stage_duration_seconds",
@@ -151,6 +159,7 @@ impl Metrics {
         for work in ["install", "verify", "remove"] {
             let outcome = "Done".to_owned();
             drop(self.orders.get_or_create(&OfOrder { work, outcome }));
+            drop(self.failures.get_or_create(&OfWork { work }));
         }
         for kind in ["node", "prefetch"] {
             drop(self.writes.get_or_create(&OfKind { kind }));
@@ -208,12 +217,17 @@ impl Metrics {
 
     /// Counts an order that came to its end.
     pub fn count_order(&self, work: Work, outcome: &Outcome) {
+        let work = word(work);
+        if let Outcome::Failed { reason, .. } = outcome
+            && !matches!(reason, FailureReason::Busy | FailureReason::HandlerInUse)
+        {
+            self.failures.get_or_create(&OfWork { work }).inc();
+        }
         let outcome = match outcome {
             Outcome::Done { .. } => "Done".to_owned(),
             Outcome::Failed { reason, .. } => reason.camel_case(),
             Outcome::Lost => "Lost".to_owned(),
         };
-        let work = word(work);
         self.orders.get_or_create(&OfOrder { work, outcome }).inc();
     }
 
@@ -352,5 +366,35 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }
+    }
+
+    /// Every metric of alerts and dashboard is one that is served, with labels that it has.
+    #[test]
+    fn alerts_and_dashboard_ask_for_nothing_that_is_not_there() {
+        let metrics = Metrics::default();
+        metrics.stage(Work::Install, "swap".to_owned(), Duration::from_millis(1));
+        metrics.count_request("get", Some(200), Duration::from_millis(1));
+        metrics.expiry("authority", 1);
+        metrics.expiry("coordinator", 1);
+        let text = metrics.text().expect("text");
+        let served = |name: &str| {
+            text.lines()
+                .any(|line| line.split(['{', ' ']).next() == Some(name))
+        };
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/monitoring");
+        let mut asked = 0;
+        for file in ["alerts.yaml", "dashboard.json"] {
+            let words = std::fs::read_to_string(folder.join(file)).expect(file);
+            let expressions = words
+                .lines()
+                .filter(|line| line.contains("expr"))
+                .flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'))
+                .filter(|word| word.starts_with("quartermaster_"));
+            for name in expressions {
+                assert!(served(name), "{name} of {file} is not in\n{text}");
+                asked += 1;
+            }
+        }
+        assert!(asked > 25, "only {asked} names were found");
     }
 }
