@@ -50,6 +50,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
         certificate: settings.certificate_life,
     };
     let names = vec![
+        format!("quartermaster-enrollment.{namespace}.svc"),
         format!("quartermaster-coordinator.{namespace}.svc"),
         format!("quartermaster-coordinator.{namespace}.svc.cluster.local"),
     ];

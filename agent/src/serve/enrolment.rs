@@ -1,23 +1,24 @@
 //! How an agent gets its certificate: its pod's token against the signature of the coordinator.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use quartermaster_proto::ENROLLMENT_PORT;
 use quartermaster_proto::identity::COORDINATOR_DNS;
 use quartermaster_proto::tls::Validity;
-use quartermaster_proto::v1::EnrollRequest;
 use quartermaster_proto::v1::enrollment_client::EnrollmentClient;
+use quartermaster_proto::v1::{EnrollRequest, EnrollResponse};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use thiserror::Error;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Uri};
 
 use super::metrics::Metrics;
 use super::renewal;
@@ -27,6 +28,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const DIAL: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(10);
 const MAX_FILE: u64 = 64 * 1024;
+/// Replicas of the coordinator that are asked at most.
+const REPLICAS: usize = 4;
 
 /// Where and with what to enrol.
 #[derive(Debug, Clone)]
@@ -125,28 +128,15 @@ impl Enrolment {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         // Names in the request are ignored by who signs it; this one is for the reader of a log.
         let request = CertificateParams::new(vec![node.to_owned()])?.serialize_request(&key)?;
-        let unreachable =
-            |error: &dyn std::error::Error| EnrolError::Unreachable(self.url.clone(), deepest(error));
+        let request = EnrollRequest {
+            csr_pem: request.pem()?,
+            token,
+            pod_ip: self.pod_ip.map(|ip| ip.to_string()).unwrap_or_default(),
+        };
         let tls = ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(format!("{ca}\n{also_trusted}")))
             .domain_name(COORDINATOR_DNS);
-        let channel = Endpoint::from_shared(self.url.clone())
-            .and_then(|endpoint| endpoint.tls_config(tls))
-            .map_err(|error| unreachable(&error))?
-            .connect_timeout(DIAL)
-            .timeout(CALL)
-            .connect()
-            .await
-            .map_err(|error| unreachable(&error))?;
-        let answer = EnrollmentClient::new(channel)
-            .enroll(EnrollRequest {
-                csr_pem: request.pem()?,
-                token,
-                pod_ip: self.pod_ip.map(|ip| ip.to_string()).unwrap_or_default(),
-            })
-            .await
-            .map_err(|status| EnrolError::Refused(format!("{:?}: {}", status.code(), status.message())))?
-            .into_inner();
+        let answer = self.first_answer(&tls, &request).await?;
         let trusted_pem = if answer.ca_pem.is_empty() {
             ca
         } else {
@@ -162,6 +152,71 @@ impl Enrolment {
             trusted_pem,
         })
     }
+
+    /// Asks every replica and takes the first certificate. All are to hear of this agent: the one that leads
+    /// dials it then, and need not wait until the kubelet has reported the pod's address.
+    async fn first_answer(
+        &self,
+        tls: &ClientTlsConfig,
+        request: &EnrollRequest,
+    ) -> Result<EnrollResponse, EnrolError> {
+        let (sender, mut answers) = mpsc::channel(REPLICAS);
+        for address in self.replicas().await? {
+            let (sender, tls, request) = (sender.clone(), tls.clone(), request.clone());
+            tokio::spawn(async move {
+                let _ = sender.send(ask(address, tls, request).await).await;
+            });
+        }
+        drop(sender);
+        let mut last = EnrolError::Unreachable(self.url.clone(), "its name has no address".to_owned());
+        while let Some(answer) = answers.recv().await {
+            match answer {
+                Ok(answer) => return Ok(answer),
+                // What a replica said weighs more than that another did not answer.
+                Err(error) if !matches!(last, EnrolError::Refused(_)) => last = error,
+                Err(_) => {}
+            }
+        }
+        Err(last)
+    }
+
+    /// The addresses that the name in the URL has: of its Service without an address of its own, all replicas.
+    async fn replicas(&self) -> Result<Vec<SocketAddr>, EnrolError> {
+        let unreachable = |error: String| EnrolError::Unreachable(self.url.clone(), error);
+        let url: Uri = self
+            .url
+            .parse()
+            .map_err(|_| unreachable("it is no URL".to_owned()))?;
+        let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
+        let port = url.port_u16().unwrap_or(ENROLLMENT_PORT);
+        let found = tokio::time::timeout(DIAL, tokio::net::lookup_host((host, port)))
+            .await
+            .map_err(|_| unreachable("no name server answers".to_owned()))?
+            .map_err(|error| unreachable(error.to_string()))?;
+        Ok(found.take(REPLICAS).collect())
+    }
+}
+
+async fn ask(
+    address: SocketAddr,
+    tls: ClientTlsConfig,
+    request: EnrollRequest,
+) -> Result<EnrollResponse, EnrolError> {
+    let url = format!("https://{address}");
+    let unreachable = |error: &dyn std::error::Error| EnrolError::Unreachable(url.clone(), deepest(error));
+    let channel = Endpoint::from_shared(url.clone())
+        .and_then(|endpoint| endpoint.tls_config(tls))
+        .map_err(|error| unreachable(&error))?
+        .connect_timeout(DIAL)
+        .timeout(CALL)
+        .connect()
+        .await
+        .map_err(|error| unreachable(&error))?;
+    EnrollmentClient::new(channel)
+        .enroll(request)
+        .await
+        .map(tonic::Response::into_inner)
+        .map_err(|status| EnrolError::Refused(format!("{:?}: {}", status.code(), status.message())))
 }
 
 /// How commands are served: only to who shows a certificate of one of the trusted authorities.
