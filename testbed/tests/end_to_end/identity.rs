@@ -103,9 +103,7 @@ fn describe(
         match AgentClient::new(channel).describe(DescribeRequest {}).await {
             Ok(answer) => Ok(Ok(answer.into_inner().node_name)),
             // A certificate that is missing or bad ends the connection, at the first call at the latest.
-            Err(status) if status.code() == Code::Unknown || status.code() == Code::Unavailable => {
-                bail!("{status}")
-            }
+            Err(status) if std::error::Error::source(&status).is_some() => bail!("{status}"),
             Err(status) => Ok(Err(status)),
         }
     })
