@@ -67,6 +67,10 @@ impl Enroller {
         if asked.csr_pem.len() > CSR_LIMIT || asked.token.len() > TOKEN_LIMIT {
             return Err(Status::invalid_argument("the request or the token is too long"));
         }
+        // The API server calls an empty token a bad request, which would be taken for a failure of its own.
+        if asked.token.is_empty() {
+            return Err(denied(remote, "there is no token"));
+        }
         let user = self.review(&asked.token).await?;
         let holder = holder_of(&user, &self.namespace).map_err(|why| denied(remote, &why))?;
         let (pod_name, pod_uid) = (holder.pod, holder.uid);

@@ -212,7 +212,7 @@ pub(crate) fn only_the_token_of_a_living_agents_pod_gets_a_certificate_and_only_
     let other = stage.token("default", "quartermaster", None)?;
     let audience = stage.token("quartermaster-agent", "somebody-else", Some("impostor"))?;
     let unbound = stage.token("quartermaster-agent", "quartermaster", None)?;
-    refused("no token", "", "not valid for the audience")?;
+    refused("no token", "", "there is no token")?;
     refused("a token that is none", "a.b.c", "not valid for the audience")?;
     refused(
         "the token of another account",
