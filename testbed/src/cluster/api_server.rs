@@ -37,7 +37,7 @@ impl Cluster {
             cgroups: &self.cgroups,
             plan: self.plan,
         };
-        control_plane.start_api_server()
+        control_plane.start_api_server(self.spec.nodes.is_empty())
     }
 
     /// Runs `work` on a thread that has entered the fabric's network, where pods are within reach by address.
