@@ -14,7 +14,7 @@ SOAK ?= 1h
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check unit end-to-end soak generate demo demo-down kubectl bench images push install uninstall deploy undeploy
+.PHONY: help setup build test check alerts unit end-to-end soak generate demo demo-down kubectl bench images push install uninstall deploy undeploy
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,15 +27,19 @@ setup: ## Install what building needs (protoc), on Debian and Ubuntu
 build: setup ## Build everything
 	$(CARGO) build --workspace --locked
 
-test: check unit end-to-end ## Everything that has to pass: format, lints, unit tests, end-to-end tests on a real cluster
+test: check alerts unit end-to-end ## Everything that has to pass: format, lints, unit tests, end-to-end tests on a real cluster
 
 check: setup
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
+alerts: ## Check the alert rules and what they say yes and no to
+	./manifests/monitoring/check.sh
+
 unit: setup
 	$(CARGO) test --workspace --lib --bins --locked
 	$(CARGO) test -p quartermaster-agent --test '*' --locked
+	$(CARGO) test -p quartermaster-coordinator --test '*' --locked
 
 end-to-end: setup ## The end-to-end tests alone; TESTBED_KEEP=1 leaves their cluster up
 	$(CARGO) test -p testbed --test end_to_end --test chaos --locked

@@ -251,7 +251,7 @@ pub struct Serve {
     #[arg(
         long,
         env = "QUARTERMASTER_ENROLL_URL",
-        default_value = "https://quartermaster-coordinator.quartermaster.svc:7444"
+        default_value = "https://quartermaster-enrollment.quartermaster.svc:7444"
     )]
     pub enroll_url: String,
     /// The coordinator's CA, in PEM

@@ -18,6 +18,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair, SanType,
 };
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{
@@ -60,7 +61,11 @@ impl Authority {
 }
 
 struct Enroller {
-    authority: Authority,
+    /// Who signs the first certificate, the second, and so on; all are trusted.
+    authorities: Vec<Authority>,
+    /// Seconds for which certificates are good; else for centuries.
+    life: Option<i64>,
+    signed: watch::Sender<usize>,
 }
 
 #[tonic::async_trait]
@@ -71,10 +76,22 @@ impl Enrollment for Enroller {
         assert_eq!(request.pod_ip, "127.0.0.1");
         let mut signing = CertificateSigningRequestParams::from_pem(&request.csr_pem).unwrap();
         signing.params = Authority::params(AGENT_DNS, &Identity::Agent("worker-1".into()));
-        let certificate = signing.signed_by(&self.authority.issuer).unwrap();
+        if let Some(life) = self.life {
+            let now = time::OffsetDateTime::now_utc();
+            signing.params.not_before = now - time::Duration::seconds(300);
+            signing.params.not_after = now + time::Duration::seconds(life);
+        }
+        let before = *self.signed.borrow();
+        let signer = self.authorities.get(before).or(self.authorities.last()).unwrap();
+        let certificate = signing.signed_by(&signer.issuer).unwrap();
+        self.signed.send_replace(before + 1);
         Ok(Response::new(EnrollResponse {
             certificate_pem: certificate.pem(),
-            ca_pem: self.authority.pem.clone(),
+            ca_pem: self
+                .authorities
+                .iter()
+                .map(|authority| authority.pem.as_str())
+                .collect(),
         }))
     }
 }
@@ -85,15 +102,23 @@ struct Running {
     ca_pem: String,
     coordinator: TlsIdentity,
     agent_like: TlsIdentity,
+    /// A coordinator's identity whose certificate has ended.
+    ended: TlsIdentity,
+    /// How many certificates were signed.
+    signed: watch::Receiver<usize>,
     shutdown: CancellationToken,
     agent: tokio::task::JoinHandle<anyhow::Result<()>>,
     _files: tempfile::TempDir,
 }
 
 async fn start() -> Running {
+    start_with(Authority::new(), None, None).await
+}
+
+/// Certificates are signed by `authority`, from the second on by `next` if there is one, for `life` seconds.
+async fn start_with(authority: Authority, next: Option<Authority>, life: Option<i64>) -> Running {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let files = tempfile::tempdir().unwrap();
-    let authority = Authority::new();
     let ca_pem = authority.pem.clone();
     std::fs::write(files.path().join("ca.crt"), &ca_pem).unwrap();
     std::fs::write(files.path().join("token"), "a token\n").unwrap();
@@ -101,6 +126,15 @@ async fn start() -> Running {
     std::fs::write(files.path().join("host/etc/machine-id"), "cafe\n").unwrap();
     let coordinator = authority.issue(COORDINATOR_DNS, &Identity::Coordinator);
     let agent_like = authority.issue(AGENT_DNS, &Identity::Agent("worker-2".into()));
+
+    let ended = {
+        let mut params = Authority::params(COORDINATOR_DNS, &Identity::Coordinator);
+        params.not_before = time::OffsetDateTime::now_utc() - time::Duration::hours(2);
+        params.not_after = time::OffsetDateTime::now_utc() - time::Duration::hours(1);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &authority.issuer).unwrap();
+        TlsIdentity::from_pem(certificate.pem(), key.serialize_pem())
+    };
 
     // The enrolment's address is taken first and served late: the agent has to wait for it.
     let enrolment = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -129,11 +163,17 @@ async fn start() -> Running {
     assert_eq!(health_of(health).await, "NOT_SERVING");
 
     let tls = ServerTlsConfig::new().identity(authority.issue(COORDINATOR_DNS, &Identity::Coordinator));
+    let (sender, signed) = watch::channel(0);
+    let enroller = Enroller {
+        authorities: std::iter::once(authority).chain(next).collect(),
+        life,
+        signed: sender,
+    };
     tokio::spawn(
         Server::builder()
             .tls_config(tls)
             .unwrap()
-            .add_service(EnrollmentServer::new(Enroller { authority }))
+            .add_service(EnrollmentServer::new(enroller))
             .serve_with_incoming(TcpIncoming::from(enrolment)),
     );
     Running {
@@ -142,6 +182,8 @@ async fn start() -> Running {
         ca_pem,
         coordinator,
         agent_like,
+        ended,
+        signed,
         shutdown,
         agent,
         _files: files,
@@ -213,6 +255,10 @@ async fn an_enrolled_agent_obeys_the_coordinator_and_nobody_else() {
         assert!(stranger.describe(DescribeRequest {}).await.is_err());
     }
 
+    if let Ok(mut ended) = dial(&running, Some(running.ended.clone())).await {
+        assert!(ended.describe(DescribeRequest {}).await.is_err());
+    }
+
     running.shutdown.cancel();
     drop((coordinator, other));
     tokio::time::timeout(DEADLINE, running.agent)
@@ -220,6 +266,33 @@ async fn an_enrolled_agent_obeys_the_coordinator_and_nobody_else() {
         .unwrap()
         .unwrap()
         .unwrap();
+}
+
+#[tokio::test]
+async fn a_certificate_is_renewed_by_the_next_authority_and_open_connections_stay() {
+    let next = Authority::new();
+    let of_next = next.issue(COORDINATOR_DNS, &Identity::Coordinator);
+    let next_pem = next.pem.clone();
+    let mut running = start_with(Authority::new(), Some(next), Some(6)).await;
+    let mut before = dial(&running, Some(running.coordinator.clone())).await.unwrap();
+    before.describe(DescribeRequest {}).await.unwrap();
+
+    let renewed = running.signed.wait_for(|signed| *signed >= 2);
+    tokio::time::timeout(DEADLINE, renewed).await.unwrap().unwrap();
+    before.describe(DescribeRequest {}).await.unwrap();
+
+    // The agent shows the new certificate to who trusts the next authority alone, and takes its orders.
+    running.ca_pem = next_pem;
+    let deadline = tokio::time::Instant::now() + DEADLINE;
+    let mut after = loop {
+        // It was signed a moment before the agent has it in use.
+        match dial(&running, Some(of_next.clone())).await {
+            Ok(client) => break client,
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    after.describe(DescribeRequest {}).await.unwrap();
 }
 
 #[tokio::test]

@@ -141,6 +141,14 @@ pub struct Settings {
     #[arg(long, env = "QUARTERMASTER_DISK_RESERVE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=90))]
     pub disk_reserve: u32,
 
+    /// How long the certificates of agents and coordinators are good for; they are renewed long before.
+    #[arg(long, env = "QUARTERMASTER_CERTIFICATE_LIFE", default_value = "12h", value_parser = duration)]
+    pub certificate_life: SignedDuration,
+
+    /// How long a certificate authority is good for. When a third of it is left, another one follows.
+    #[arg(long, env = "QUARTERMASTER_AUTHORITY_LIFE", default_value = "8760h", value_parser = duration)]
+    pub authority_life: SignedDuration,
+
     /// The namespace in which coordinator and agents run.
     #[arg(long, env = "QUARTERMASTER_NAMESPACE", default_value = "quartermaster")]
     pub namespace: String,

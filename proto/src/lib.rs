@@ -13,6 +13,7 @@ pub mod credentials;
 pub mod identity;
 pub mod keyring;
 mod reason;
+pub mod tls;
 
 /// Port of the agent's commands, over mutual TLS.
 pub const COMMAND_PORT: u16 = 7443;

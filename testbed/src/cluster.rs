@@ -1,5 +1,6 @@
 //! A testbed as its users see it: bring it up, talk to it, run things in it, cut a node's power, take it down.
 
+mod api_server;
 mod up;
 
 use std::ffi::OsString;

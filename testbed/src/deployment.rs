@@ -19,6 +19,8 @@ use crate::wait::wait_for;
 pub const NAMESPACE: &str = "quartermaster";
 /// Selects the agents' pods.
 const AGENTS: &str = "--selector=app.kubernetes.io/component=agent";
+/// Selects the coordinator's pods.
+const COORDINATORS: &str = "--selector=app.kubernetes.io/component=coordinator";
 
 /// What a deployment differs in from the plain base.
 #[derive(Debug, Clone, Default)]
@@ -103,16 +105,37 @@ pub fn workspace() -> PathBuf {
     fs::canonicalize(&root).unwrap_or(root)
 }
 
-/// The whole log of the coordinator, or why there is none.
+/// The whole log of the coordinator's replicas, or why there is none.
 #[must_use]
 pub fn coordinator_log(cluster: &Cluster) -> String {
+    coordinator_log_since(cluster, "1970-01-01T00:00:00Z")
+}
+
+/// The log of the coordinator's replicas from a time on (RFC 3339), or why there is none.
+#[must_use]
+pub fn coordinator_log_since(cluster: &Cluster, since: &str) -> String {
     let log = cluster.kubectl(&[
         "logs",
         "--namespace=quartermaster",
-        "deployment/quartermaster-coordinator",
+        COORDINATORS,
         "--tail=-1",
+        &format!("--since-time={since}"),
     ]);
     log.unwrap_or_else(|error| format!("{error:#}"))
+}
+
+/// The replica that leads, by the Lease.
+///
+/// # Errors
+/// If nobody holds it.
+pub fn leader(cluster: &Cluster) -> Result<String> {
+    let lease = get(
+        cluster,
+        &["lease", "quartermaster-coordinator", "--namespace=quartermaster"],
+    )?;
+    let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
+    anyhow::ensure!(!holder.is_empty(), "nobody holds the Lease: {}", lease["spec"]);
+    Ok(holder.to_owned())
 }
 
 /// Names of the agents' pods that are there.

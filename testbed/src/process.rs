@@ -37,6 +37,25 @@ impl Process {
         Self::now(self.pid) == Some(*self)
     }
 
+    /// Ends it at once; one that has ended is no error.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn kill(&self) -> Result<()> {
+        let Some(pid) = Pid::from_raw(self.pid) else {
+            return Ok(());
+        };
+        let Ok(held) = pidfd_open(pid, PidfdFlags::empty()) else {
+            return Ok(());
+        };
+        // Held by a descriptor and looked at again, so that a recycled id is never hit.
+        if self.is_alive() {
+            pidfd_send_signal(&held, Signal::KILL)
+                .with_context(|| format!("can't end the process {}", self.pid))?;
+        }
+        Ok(())
+    }
+
     /// Its network namespace, as a path that `nsenter` and `ip` take.
     #[must_use]
     pub fn network(&self) -> PathBuf {

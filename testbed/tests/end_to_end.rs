@@ -17,6 +17,10 @@ mod by_hand;
 mod crash;
 #[path = "end_to_end/hand.rs"]
 mod hand;
+#[path = "end_to_end/identity.rs"]
+mod identity;
+#[path = "end_to_end/leadership.rs"]
+mod leadership;
 #[path = "end_to_end/payload.rs"]
 mod payload;
 #[path = "end_to_end/prefetch.rs"]
@@ -116,6 +120,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         payload::an_upgrade_leaves_pods_running_and_containerd_alone,
     ),
     (
+        "owner_mode_attributes_and_links_of_the_configuration_stay",
+        by_hand::owner_mode_attributes_and_links_of_the_configuration_stay,
+    ),
+    (
+        "the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us",
+        payload::the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us,
+    ),
+    (
         "a_node_survives_the_death_of_the_agent_between_any_two_steps",
         crash::a_node_survives_the_death_of_the_agent_between_any_two_steps,
     ),
@@ -144,6 +156,30 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         prefetch_object::durations_and_numbers_that_make_no_sense_are_refused_in_words,
     ),
     (
+        "only_the_token_of_a_living_agents_pod_gets_a_certificate_and_only_for_its_node",
+        identity::only_the_token_of_a_living_agents_pod_gets_a_certificate_and_only_for_its_node,
+    ),
+    (
+        "an_agent_obeys_no_other_agent_no_stranger_and_no_old_leader",
+        identity::an_agent_obeys_no_other_agent_no_stranger_and_no_old_leader,
+    ),
+    (
+        "an_authority_is_followed_by_another_while_nodes_are_worked_on",
+        identity::an_authority_is_followed_by_another_while_nodes_are_worked_on,
+    ),
+    (
+        "a_leader_that_ends_is_followed_at_once_and_one_that_is_cut_off_soon",
+        leadership::a_leader_that_ends_is_followed_at_once_and_one_that_is_cut_off_soon,
+    ),
+    (
+        "a_leader_that_is_paused_past_its_lease_does_nothing_afterwards",
+        leadership::a_leader_that_is_paused_past_its_lease_does_nothing_afterwards,
+    ),
+    (
+        "an_api_server_that_goes_away_in_the_middle_is_waited_for",
+        leadership::an_api_server_that_goes_away_in_the_middle_is_waited_for,
+    ),
+    (
         "auto_provision_takes_every_node_but_one_at_a_time",
         provision::auto_provision_takes_every_node_but_one_at_a_time,
     ),
@@ -151,14 +187,6 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 
 /// What is run by `make soak` (`TESTBED_SOAK=1`) besides.
 const SOAK: &[(&str, Scenario)] = &[
-    (
-        "owner_mode_attributes_and_links_of_the_configuration_stay",
-        by_hand::owner_mode_attributes_and_links_of_the_configuration_stay,
-    ),
-    (
-        "the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us",
-        payload::the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us,
-    ),
     (
         "a_node_survives_the_death_of_containerd_between_any_two_steps",
         crash::a_node_survives_the_death_of_containerd_between_any_two_steps,

@@ -1,8 +1,8 @@
-//! Prometheus metrics: commands by kind and outcome.
+//! Prometheus metrics: the version, the certificate, and commands by kind and outcome.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,6 +18,7 @@ const MAX_REQUEST: usize = 8 * 1024;
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     commands: [[AtomicU64; OUTCOMES.len()]; KINDS.len()],
+    certificate_ends: AtomicI64,
 }
 
 impl Metrics {
@@ -28,8 +29,27 @@ impl Metrics {
         }
     }
 
+    /// Its certificate ends then, in seconds since 1970.
+    pub(crate) fn certificate_ends(&self, at: i64) {
+        self.certificate_ends.store(at, Ordering::Relaxed);
+    }
+
     fn text(&self) -> String {
-        let mut text = String::from(
+        let mut text = String::from(concat!(
+            "# HELP quartermaster_agent_build_info The version that runs.\n",
+            "# TYPE quartermaster_agent_build_info gauge\n",
+            "quartermaster_agent_build_info{version=\"",
+            env!("CARGO_PKG_VERSION"),
+            "\"} 1\n",
+            "# HELP quartermaster_agent_certificate_expiry_timestamp_seconds When its certificate ends, in seconds since 1970; 0 before it has one.\n",
+            "# TYPE quartermaster_agent_certificate_expiry_timestamp_seconds gauge\n",
+        ));
+        let _ = writeln!(
+            text,
+            "quartermaster_agent_certificate_expiry_timestamp_seconds {}",
+            self.certificate_ends.load(Ordering::Relaxed)
+        );
+        text.push_str(
             "# HELP quartermaster_agent_commands_total Commands that ended, by kind and outcome.\n\
              # TYPE quartermaster_agent_commands_total counter\n",
         );
@@ -92,6 +112,7 @@ mod tests {
         metrics.count("pull", true);
         metrics.count("pull", false);
         metrics.count("unknown", true);
+        metrics.certificate_ends(1_800_000_000);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = tokio::spawn(serve(listener, metrics));
@@ -104,6 +125,9 @@ mod tests {
             text.contains("{command=\"provision\",outcome=\"done\"} 0"),
             "{text}"
         );
+        let version = concat!("build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1\n");
+        assert!(text.contains(version), "{text}");
+        assert!(text.contains("expiry_timestamp_seconds 1800000000\n"), "{text}");
         server.abort();
     }
 }

@@ -7,6 +7,7 @@ mod convert;
 mod enrolment;
 mod metrics;
 mod peer;
+mod renewal;
 mod service;
 
 use std::net::SocketAddr;
@@ -16,12 +17,14 @@ use std::time::Duration;
 
 use anyhow::Context;
 use quartermaster_proto::MAX_MESSAGE;
+use quartermaster_proto::tls::incoming;
 use quartermaster_proto::v1::agent_server::AgentServer;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::service::InterceptorLayer;
+use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic_health::ServingStatus;
 
 pub use enrolment::{Enrolled, Enrolment};
@@ -107,7 +110,7 @@ pub async fn serve(options: Options, bound: Bound, shutdown: CancellationToken) 
         bound.health,
         bound.metrics,
         health_service,
-        metrics,
+        Arc::clone(&metrics),
         stop_side.clone(),
     ));
 
@@ -115,22 +118,22 @@ pub async fn serve(options: Options, bound: Bound, shutdown: CancellationToken) 
         enrolled = options.enrolment.enrol(&options.node_name) => enrolled,
         () = shutdown.cancelled() => return Ok(()),
     };
-    let tls = ServerTlsConfig::new()
-        .identity(Identity::from_pem(&enrolled.certificate_pem, &enrolled.key_pem))
-        .client_ca_root(Certificate::from_pem(&enrolled.ca_pem));
+    let (enrolled, current) = watch::channel(Arc::new(enrolled));
+    let renewing = {
+        let (enrolment, node) = (options.enrolment.clone(), options.node_name.clone());
+        let counted = metrics;
+        tokio::spawn(async move { enrolment.renew(&node, &enrolled, &counted).await })
+    };
     let service = AgentServer::new(Service::new(Arc::clone(&agent)))
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE);
     let server = Server::builder()
-        .tls_config(tls)
-        .context("the certificate from the enrolment cannot be used")?
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE / 2))
-        .tcp_nodelay(true)
         .layer(InterceptorLayer::new(peer::require_coordinator))
         .add_service(service)
         .serve_with_incoming_shutdown(
-            TcpIncoming::from(bound.commands).with_nodelay(Some(true)),
+            incoming(bound.commands, move || Arc::clone(&current.borrow().tls)),
             drained(Arc::clone(&agent), shutdown.clone()),
         );
     for name in ["", SERVICE] {
@@ -147,6 +150,7 @@ pub async fn serve(options: Options, bound: Bound, shutdown: CancellationToken) 
     });
     let served = server.await.context("the command server failed");
     reporter.abort();
+    renewing.abort();
     stop_side.cancel();
     let _ = side.await;
     served
@@ -170,8 +174,13 @@ async fn side_servers<H>(
     H: tonic_health::pb::health_server::Health,
 {
     let stopped = stop.clone();
+    // Of the health service alone. The command port has none: who is let in there knows the protocol.
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1();
     let health = Server::builder()
         .add_service(service)
+        .add_optional_service(reflection.ok())
         .serve_with_incoming_shutdown(TcpIncoming::from(health), async move {
             stopped.cancelled().await;
         });

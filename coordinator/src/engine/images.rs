@@ -345,6 +345,7 @@ impl Engine {
             return;
         };
         let keys = runtime.ordered_by.clone();
+        let fetched = result.as_ref().map_or(0, |ready| ready.fetched);
         match &result {
             Ok(ready) => {
                 let came = if ready.was_present { "was there" } else { "pulled" };
@@ -414,6 +415,7 @@ impl Engine {
                 }))
             }
         };
+        self.setup.metrics.image(&pair, fetched);
         self.pairs
             .entry(name.to_owned())
             .or_default()

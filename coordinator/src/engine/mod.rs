@@ -213,6 +213,7 @@ pub(crate) async fn lead(
             Some(_) = engine.tasks.join_next(), if !engine.tasks.is_empty() => continue,
             () = tokio::time::sleep(wait) => {}
         }
+        engine.setup.metrics.queue(inputs.len());
         // What has come meanwhile is decided on together.
         while let Ok(input) = inputs.try_recv() {
             engine.take(input);

@@ -223,6 +223,9 @@ impl Engine {
                 );
                 self.reports.line(name, line);
                 self.tell_watchers(name, watch_event::Event::Stage(stage.clone()));
+                if let Some(took) = took {
+                    self.setup.metrics.stage(work, stage.stage().word(), took);
+                }
                 info!(
                     node = name,
                     ?work,

@@ -1,37 +1,27 @@
-//! The certificate authority: a key and a certificate in a Secret, the certificate also in a ConfigMap.
+//! A certificate authority: what signs, and for whom it signs what.
 
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use jiff::{SignedDuration, Timestamp};
 use quartermaster_proto::identity::{AGENT_DNS, COORDINATOR_DNS, Identity};
+use quartermaster_proto::tls::Validity;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose,
-    IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
+    IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData as _, SanType,
 };
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
-use time::{Duration, OffsetDateTime};
+use time::OffsetDateTime;
 
-/// Name of both the Secret and the ConfigMap.
-const OBJECT: &str = "quartermaster-ca";
-const CERTIFICATE: &str = "ca.crt";
-const SECRET_CERTIFICATE: &str = "tls.crt";
-const SECRET_KEY: &str = "tls.key";
-
-const AUTHORITY_LIFE: Duration = Duration::days(3650);
-const COORDINATOR_LIFE: Duration = Duration::days(30);
-const AGENT_LIFE: Duration = Duration::hours(24);
-/// Certificates begin in the past, since clocks of nodes differ.
-const SKEW: Duration = Duration::minutes(5);
+use super::rotation::SKEW;
 
 /// Why there is no authority, or no certificate from it.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// The Secret or the ConfigMap could not be read or written.
-    #[error("the certificate authority's {0} {OBJECT} could not be read or written: {1}")]
+    #[error("the certificate authority's {0} quartermaster-ca could not be read or written: {1}")]
     Api(&'static str, #[source] Box<kube::Error>),
     /// The Secret does not hold what it should.
     #[error(
-        "the Secret {OBJECT} holds no usable certificate authority ({0}); delete it to have a new one made, then restart the coordinator and the agents"
+        "the Secret quartermaster-ca holds no usable certificate authority ({0}); delete it to have a new one made, then delete the agents' pods"
     )]
     Broken(String),
     /// A request for a certificate that can't be signed.
@@ -44,112 +34,61 @@ pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate_pem: String,
     certificate_der: CertificateDer<'static>,
+    validity: Validity,
 }
 
 /// A certificate and its key.
 pub struct Credentials {
     /// The certificate in PEM.
     pub certificate_pem: String,
-    /// Its private key in PEM. It stays in memory.
+    /// Its private key in PEM. It stays in memory, but for an authority's, which is in the Secret.
     pub key_pem: String,
 }
 
 impl Authority {
-    /// Reads the authority of this namespace, making one if there is none yet, and publishes its certificate.
-    pub async fn load_or_make(client: &kube::Client, namespace: &str) -> Result<Self, AuthorityError> {
-        let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-        let api = |error| AuthorityError::Api("Secret", Box::new(error));
-        let secret = match secrets.get_opt(OBJECT).await.map_err(api)? {
-            Some(secret) => secret,
-            None => {
-                let fresh = Self::make()?;
-                match secrets.create(&PostParams::default(), &fresh).await {
-                    Ok(secret) => secret,
-                    // The other replica was quicker: what it made is what counts.
-                    Err(kube::Error::Api(status)) if status.code == 409 => {
-                        secrets.get(OBJECT).await.map_err(api)?
-                    }
-                    Err(error) => return Err(api(error)),
-                }
-            }
-        };
-        let authority = Self::read(&secret)?;
-        authority.publish(client, namespace).await?;
-        Ok(authority)
-    }
-
-    fn make() -> Result<Secret, AuthorityError> {
+    /// Makes a new one.
+    pub(super) fn make(life: SignedDuration) -> Result<Credentials, AuthorityError> {
         let broken = |error: rcgen::Error| AuthorityError::Broken(error.to_string());
         let key = KeyPair::generate().map_err(broken)?;
-        let mut params = params(AUTHORITY_LIFE);
+        let mut params = params(life);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params
             .distinguished_name
             .push(DnType::CommonName, "Quartermaster");
         let certificate = params.self_signed(&key).map_err(broken)?;
-        Ok(Secret {
-            metadata: ObjectMeta {
-                name: Some(OBJECT.to_owned()),
-                ..ObjectMeta::default()
-            },
-            type_: Some("kubernetes.io/tls".to_owned()),
-            string_data: Some(
-                [
-                    (SECRET_CERTIFICATE.to_owned(), certificate.pem()),
-                    (SECRET_KEY.to_owned(), key.serialize_pem()),
-                ]
-                .into(),
-            ),
-            ..Secret::default()
+        Ok(Credentials {
+            certificate_pem: certificate.pem(),
+            key_pem: key.serialize_pem(),
         })
     }
 
-    fn read(secret: &Secret) -> Result<Self, AuthorityError> {
-        let text = |key: &str| {
-            let bytes = secret.data.as_ref().and_then(|data| data.get(key));
-            bytes
-                .and_then(|bytes| String::from_utf8(bytes.0.clone()).ok())
-                .ok_or_else(|| AuthorityError::Broken(format!("it has no {key}")))
-        };
-        Self::from_pem(text(SECRET_CERTIFICATE)?, &text(SECRET_KEY)?)
-    }
-
-    fn from_pem(certificate_pem: String, key_pem: &str) -> Result<Self, AuthorityError> {
+    /// The authority of this certificate and key.
+    ///
+    /// # Errors
+    /// When they can't be read or do not belong together.
+    pub fn from_pem(credentials: &Credentials) -> Result<Self, AuthorityError> {
         let broken = |error: rcgen::Error| AuthorityError::Broken(error.to_string());
-        let key = KeyPair::from_pem(key_pem).map_err(broken)?;
-        let issuer = Issuer::from_ca_cert_pem(&certificate_pem, key).map_err(broken)?;
-        let certificate_der = CertificateDer::from_pem_slice(certificate_pem.as_bytes())
+        let key = KeyPair::from_pem(&credentials.key_pem).map_err(broken)?;
+        let public = key.subject_public_key_info();
+        let certificate_der = CertificateDer::from_pem_slice(credentials.certificate_pem.as_bytes())
             .map_err(|error| AuthorityError::Broken(error.to_string()))?;
+        let (_, parsed) = x509_parser::parse_x509_certificate(&certificate_der)
+            .map_err(|error| AuthorityError::Broken(error.to_string()))?;
+        if parsed.public_key().raw != public.as_slice() {
+            return Err(AuthorityError::Broken(
+                "the certificate is of another key".to_owned(),
+            ));
+        }
+        let validity = Validity::of(&certificate_der)
+            .ok_or_else(|| AuthorityError::Broken("the certificate has no dates".to_owned()))?;
+        let issuer = Issuer::from_ca_cert_pem(&credentials.certificate_pem, key).map_err(broken)?;
         Ok(Self {
             issuer,
-            certificate_pem,
+            certificate_pem: credentials.certificate_pem.clone(),
             certificate_der,
+            validity,
         })
-    }
-
-    async fn publish(&self, client: &kube::Client, namespace: &str) -> Result<(), AuthorityError> {
-        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-        let api = |error| AuthorityError::Api("ConfigMap", Box::new(error));
-        let data = [(CERTIFICATE.to_owned(), self.certificate_pem.clone())].into();
-        if let Some(found) = maps.get_opt(OBJECT).await.map_err(api)?
-            && found.data.as_ref() == Some(&data)
-        {
-            return Ok(());
-        }
-        let map = ConfigMap {
-            metadata: ObjectMeta {
-                name: Some(OBJECT.to_owned()),
-                ..ObjectMeta::default()
-            },
-            data: Some(data),
-            ..ConfigMap::default()
-        };
-        let apply = PatchParams::apply("quartermaster-authority").force();
-        maps.patch(OBJECT, &apply, &Patch::Apply(&map))
-            .await
-            .map_err(api)?;
-        Ok(())
     }
 
     /// The authority's certificate, in PEM.
@@ -162,11 +101,24 @@ impl Authority {
         &self.certificate_der
     }
 
+    /// When it was made, and when it ends.
+    pub(super) fn made_and_ends(&self) -> (Timestamp, Timestamp) {
+        let at = |seconds| Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX);
+        (at(self.validity.from) + SKEW, at(self.validity.until))
+    }
+
     /// Makes a key and a certificate for a coordinator that is reached under these DNS names.
-    pub fn coordinator(&self, dns_names: &[String]) -> Result<Credentials, AuthorityError> {
+    ///
+    /// # Errors
+    /// When a name is none.
+    pub fn coordinator(
+        &self,
+        dns_names: &[String],
+        life: SignedDuration,
+    ) -> Result<Credentials, AuthorityError> {
         let refused = |error: rcgen::Error| AuthorityError::Request(error.to_string());
         let key = KeyPair::generate().map_err(refused)?;
-        let mut params = holder(&Identity::Coordinator, COORDINATOR_DNS, COORDINATOR_LIFE)?;
+        let mut params = holder(&Identity::Coordinator, COORDINATOR_DNS, life)?;
         for name in dns_names {
             params
                 .subject_alt_names
@@ -180,25 +132,33 @@ impl Authority {
     }
 
     /// Signs the key of a request for the agent of `node`, whatever names the request holds.
-    pub fn sign_agent(&self, csr_pem: &str, node: &str) -> Result<String, AuthorityError> {
+    ///
+    /// # Errors
+    /// When the request can't be read, or its key did not sign it.
+    pub fn sign_agent(
+        &self,
+        csr_pem: &str,
+        node: &str,
+        life: SignedDuration,
+    ) -> Result<String, AuthorityError> {
         let refused = |error: rcgen::Error| AuthorityError::Request(error.to_string());
         let mut request = CertificateSigningRequestParams::from_pem(csr_pem).map_err(refused)?;
-        request.params = holder(&Identity::Agent(node.to_owned()), AGENT_DNS, AGENT_LIFE)?;
+        request.params = holder(&Identity::Agent(node.to_owned()), AGENT_DNS, life)?;
         let certificate = request.signed_by(&self.issuer).map_err(refused)?;
         Ok(certificate.pem())
     }
 }
 
-fn params(life: Duration) -> CertificateParams {
+fn params(life: SignedDuration) -> CertificateParams {
     let mut params = CertificateParams::default();
     let now = OffsetDateTime::now_utc();
-    params.not_before = now - SKEW;
-    params.not_after = now + life;
+    params.not_before = now - time::Duration::seconds(SKEW.as_secs());
+    params.not_after = now + time::Duration::seconds(life.as_secs());
     params.distinguished_name = rcgen::DistinguishedName::new();
     params
 }
 
-fn holder(identity: &Identity, dns: &str, life: Duration) -> Result<CertificateParams, AuthorityError> {
+fn holder(identity: &Identity, dns: &str, life: SignedDuration) -> Result<CertificateParams, AuthorityError> {
     let refused = |error: rcgen::Error| AuthorityError::Request(error.to_string());
     let mut params = params(life);
     params.subject_alt_names = vec![
@@ -217,20 +177,18 @@ fn holder(identity: &Identity, dns: &str, life: Duration) -> Result<CertificateP
 #[cfg(test)]
 impl Authority {
     pub(crate) fn for_tests() -> Self {
-        let secret = Self::make().expect("an authority");
-        let mut data = secret.string_data.expect("data");
-        Self::from_pem(
-            data.remove(SECRET_CERTIFICATE).expect("a certificate"),
-            &data[SECRET_KEY],
-        )
-        .expect("an authority")
+        let made = Self::make(SignedDuration::from_hours(24)).expect("an authority");
+        Self::from_pem(&made).expect("an authority")
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use quartermaster_proto::tls::identity_of;
+
     use super::*;
-    use crate::identity::dial::identity_of;
+
+    const LIFE: SignedDuration = SignedDuration::from_hours(12);
 
     #[test]
     fn an_agents_certificate_names_its_node_whatever_it_asked_for() {
@@ -242,25 +200,33 @@ mod tests {
             .expect("a request")
             .pem()
             .expect("PEM");
-        let signed = authority.sign_agent(&csr, "worker-1").expect("a certificate");
+        let signed = authority
+            .sign_agent(&csr, "worker-1", LIFE)
+            .expect("a certificate");
         let der = CertificateDer::from_pem_slice(signed.as_bytes()).expect("DER");
         assert_eq!(identity_of(&der), Some(Identity::Agent("worker-1".into())));
         let (_, parsed) = x509_parser::parse_x509_certificate(&der).expect("a certificate");
         assert!(!parsed.is_ca());
-        let life = parsed.validity().not_after.timestamp() - parsed.validity().not_before.timestamp();
-        assert_eq!(life, (AGENT_LIFE + SKEW).whole_seconds());
+        let validity = Validity::of(&der).expect("dates");
+        assert_eq!(validity.until - validity.from, (LIFE + SKEW).as_secs());
     }
 
     #[test]
     fn what_is_no_request_is_refused() {
-        let refused = Authority::for_tests().sign_agent("-----BEGIN NONSENSE-----", "worker-1");
+        let refused = Authority::for_tests().sign_agent("-----BEGIN NONSENSE-----", "worker-1", LIFE);
         assert!(matches!(refused, Err(AuthorityError::Request(_))));
     }
 
     #[test]
-    fn a_secret_without_a_key_says_what_to_do() {
-        let Err(error) = Authority::read(&Secret::default()) else {
-            panic!("an empty Secret makes no authority")
+    fn a_certificate_with_the_key_of_another_is_no_authority_and_says_what_to_do() {
+        let one = Authority::make(LIFE).expect("an authority");
+        let other = Authority::make(LIFE).expect("an authority");
+        let mixed = Credentials {
+            certificate_pem: one.certificate_pem,
+            key_pem: other.key_pem,
+        };
+        let Err(error) = Authority::from_pem(&mixed) else {
+            panic!("it is an authority")
         };
         assert!(
             error.to_string().contains("delete it to have a new one made"),

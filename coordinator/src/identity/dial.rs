@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use quartermaster_proto::identity::{AGENT_DNS, Identity};
+use quartermaster_proto::tls::identity_of;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint};
 
-use super::authority::{Authority, AuthorityError};
+use super::current::Current;
 
 /// For the TCP connection and the handshake together.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -40,46 +41,28 @@ pub enum DialError {
     Credentials(String),
 }
 
-/// Dials agents with the coordinator's certificate.
+/// Dials agents with the certificate that the coordinator has when it dials.
 pub struct Dialer {
-    inner: Arc<WebPkiServerVerifier>,
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
+    current: watch::Receiver<Arc<Current>>,
 }
 
 impl Dialer {
-    /// A dialer with a certificate of its own from `authority`.
-    pub fn new(authority: &Authority) -> Result<Self, DialError> {
-        let bad = |error: &dyn std::fmt::Display| DialError::Credentials(error.to_string());
-        let credentials = authority
-            .coordinator(&[])
-            .map_err(|error: AuthorityError| bad(&error))?;
-        let mut roots = RootCertStore::empty();
-        roots
-            .add(authority.certificate_der().clone())
-            .map_err(|error| bad(&error))?;
-        let inner = WebPkiServerVerifier::builder(Arc::new(roots))
-            .build()
-            .map_err(|error| bad(&error))?;
-        let chain = vec![
-            CertificateDer::from_pem_slice(credentials.certificate_pem.as_bytes())
-                .map_err(|error| bad(&error))?,
-        ];
-        let key =
-            PrivateKeyDer::from_pem_slice(credentials.key_pem.as_bytes()).map_err(|error| bad(&error))?;
-        Ok(Self { inner, chain, key })
+    /// A dialer that shows and trusts what is current.
+    pub fn new(current: watch::Receiver<Arc<Current>>) -> Self {
+        Self { current }
     }
 
     /// Connects to the agent of `node` at `address`, and makes sure that it is that agent.
     pub async fn dial(&self, address: SocketAddr, node: &str) -> Result<Channel, DialError> {
+        let current = self.current.borrow().clone();
         let verifier = AgentOf {
             node: Identity::Agent(node.to_owned()),
-            inner: self.inner.clone(),
+            inner: current.verifier.clone(),
         };
         let mut config = ClientConfig::builder()
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_client_auth_cert(self.chain.clone(), self.key.clone_key())
+            .with_client_auth_cert(current.chain.clone(), current.key.clone_key())
             .map_err(|error| DialError::Credentials(error.to_string()))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         let tls = tokio_rustls::TlsConnector::from(Arc::new(config));
@@ -167,37 +150,37 @@ impl ServerCertVerifier for AgentOf {
     }
 }
 
-/// Who a certificate says its holder is; only a certificate with exactly one URI says it.
-pub(crate) fn identity_of(certificate: &CertificateDer<'_>) -> Option<Identity> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-    let names = parsed.subject_alternative_name().ok()??;
-    let mut uris = names.value.general_names.iter().filter_map(|name| match name {
-        x509_parser::extensions::GeneralName::URI(uri) => Some(*uri),
-        _ => None,
-    });
-    let identity = Identity::from_uri(uris.next()?)?;
-    uris.next().is_none().then_some(identity)
-}
-
 #[cfg(test)]
 mod tests {
     use rcgen::{CertificateParams, KeyPair};
     use tonic::transport::{Certificate, Identity as TlsIdentity, Server, ServerTlsConfig};
 
+    use super::super::authority::Authority;
     use super::*;
 
-    /// A server of the health service with the certificate that `authority` signs for `node`.
-    async fn agent(authority: &Authority, node: &str) -> SocketAddr {
+    const LIFE: jiff::SignedDuration = jiff::SignedDuration::from_hours(1);
+
+    async fn agent(authority: &Authority, node: &str, life: jiff::SignedDuration) -> SocketAddr {
+        serve(authority, authority, node, life).await
+    }
+
+    /// A server of the health service with the certificate that `authority` signs for `node`; it trusts `trusted`.
+    async fn serve(
+        authority: &Authority,
+        trusted: &Authority,
+        node: &str,
+        life: jiff::SignedDuration,
+    ) -> SocketAddr {
         let key = KeyPair::generate().expect("a key");
         let csr = CertificateParams::default()
             .serialize_request(&key)
             .expect("a request")
             .pem()
             .expect("PEM");
-        let certificate = authority.sign_agent(&csr, node).expect("a certificate");
+        let certificate = authority.sign_agent(&csr, node, life).expect("a certificate");
         let tls = ServerTlsConfig::new()
             .identity(TlsIdentity::from_pem(certificate, key.serialize_pem()))
-            .client_ca_root(Certificate::from_pem(authority.certificate_pem()));
+            .client_ca_root(Certificate::from_pem(trusted.certificate_pem()));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
             .await
             .expect("a port");
@@ -221,8 +204,8 @@ mod tests {
     async fn the_agent_of_the_node_is_accepted_and_answers() {
         provider();
         let authority = Authority::for_tests();
-        let address = agent(&authority, "worker-1").await;
-        let dialer = Dialer::new(&authority).expect("a dialer");
+        let address = agent(&authority, "worker-1", LIFE).await;
+        let dialer = Dialer::new(Current::fixed(authority));
         let channel = dialer.dial(address, "worker-1").await.expect("a channel");
         let mut health = tonic_health::pb::health_client::HealthClient::new(channel);
         let answer = health
@@ -239,16 +222,49 @@ mod tests {
     async fn the_agent_of_another_node_is_refused() {
         provider();
         let authority = Authority::for_tests();
-        let address = agent(&authority, "worker-2").await;
-        let dialer = Dialer::new(&authority).expect("a dialer");
+        let address = agent(&authority, "worker-2", LIFE).await;
+        let dialer = Dialer::new(Current::fixed(authority));
         assert!(dialer.dial(address, "worker-1").await.is_err());
     }
 
     #[tokio::test]
     async fn an_agent_of_another_authority_is_refused() {
         provider();
-        let address = agent(&Authority::for_tests(), "worker-1").await;
-        let dialer = Dialer::new(&Authority::for_tests()).expect("a dialer");
+        let address = agent(&Authority::for_tests(), "worker-1", LIFE).await;
+        let dialer = Dialer::new(Current::fixed(Authority::for_tests()));
         assert!(dialer.dial(address, "worker-1").await.is_err());
+    }
+
+    #[tokio::test]
+    async fn an_agent_whose_certificate_has_ended_is_refused() {
+        provider();
+        let authority = Authority::for_tests();
+        // It began five minutes ago, and ended a minute ago.
+        let address = agent(&authority, "worker-1", jiff::SignedDuration::from_secs(-60)).await;
+        let dialer = Dialer::new(Current::fixed(authority));
+        assert!(dialer.dial(address, "worker-1").await.is_err());
+    }
+
+    #[tokio::test]
+    async fn an_agent_of_the_previous_authority_is_accepted_while_that_is_trusted() {
+        provider();
+        let (previous, next) = (Authority::for_tests(), Authority::for_tests());
+        let address = serve(&previous, &next, "worker-1", LIFE).await;
+        let current = Current::new(next, &[previous.certificate_pem()], &[], LIFE).expect("a certificate");
+        let rotating = Dialer::new(watch::channel(Arc::new(current)).1);
+        rotating.dial(address, "worker-1").await.expect("a channel");
+    }
+
+    #[tokio::test]
+    async fn an_agent_of_an_authority_that_is_forgotten_is_refused() {
+        provider();
+        let (previous, next) = (Authority::for_tests(), Authority::for_tests());
+        let address = serve(&previous, &next, "worker-1", LIFE).await;
+        assert!(
+            Dialer::new(Current::fixed(next))
+                .dial(address, "worker-1")
+                .await
+                .is_err()
+        );
     }
 }

@@ -9,11 +9,12 @@ use kube::api::{Api, PostParams};
 use quartermaster_proto::COMMAND_PORT;
 use quartermaster_proto::v1::enrollment_server::Enrollment;
 use quartermaster_proto::v1::{EnrollRequest, EnrollResponse};
-use tokio::sync::mpsc;
-use tonic::{Request, Response, Status};
+use tokio::sync::{mpsc, watch};
+use tonic::{Code, Request, Response, Status};
 use tracing::{info, warn};
 
-use super::authority::Authority;
+use super::current::Current;
+use crate::report::Metrics;
 
 /// The audience of the tokens that agents present.
 const AUDIENCE: &str = "quartermaster";
@@ -34,8 +35,10 @@ pub struct Arrival {
 
 /// The enrolment service.
 pub struct Enroller {
-    /// What signs.
-    pub authority: Arc<Authority>,
+    /// What signs, and whom to trust.
+    pub current: watch::Receiver<Arc<Current>>,
+    /// Counts enrolments.
+    pub metrics: Arc<Metrics>,
     /// For TokenReviews and pods.
     pub client: kube::Client,
     /// The coordinator's own namespace, in which agents run.
@@ -47,22 +50,46 @@ pub struct Enroller {
 #[tonic::async_trait]
 impl Enrollment for Enroller {
     async fn enroll(&self, request: Request<EnrollRequest>) -> Result<Response<EnrollResponse>, Status> {
+        let answer = self.answer(request).await;
+        self.metrics.enrolment(match &answer {
+            Ok(_) => "signed",
+            Err(status) if status.code() == Code::Unavailable => "unavailable",
+            Err(_) => "refused",
+        });
+        answer
+    }
+}
+
+impl Enroller {
+    async fn answer(&self, request: Request<EnrollRequest>) -> Result<Response<EnrollResponse>, Status> {
         let remote = request.remote_addr();
         let asked = request.into_inner();
         if asked.csr_pem.len() > CSR_LIMIT || asked.token.len() > TOKEN_LIMIT {
             return Err(Status::invalid_argument("the request or the token is too long"));
         }
+        // The API server calls an empty token a bad request, which would be taken for a failure of its own.
+        if asked.token.is_empty() {
+            return Err(denied(remote, "there is no token"));
+        }
         let user = self.review(&asked.token).await?;
-        let (pod_name, pod_uid) = pod_of(&user, &self.namespace).map_err(|why| denied(remote, &why))?;
+        let holder = holder_of(&user, &self.namespace).map_err(|why| denied(remote, &why))?;
+        let (pod_name, pod_uid) = (holder.pod, holder.uid);
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let pod = pods
             .get_opt(&pod_name)
             .await
             .map_err(|error| unavailable(&error))?;
         let node = node_of_token(pod.as_ref(), &pod_uid).map_err(|why| denied(remote, &why))?;
-        let certificate_pem = self
+        if holder.node.is_some_and(|named| named != node) {
+            return Err(denied(
+                remote,
+                "the token was given out on another node than its pod's",
+            ));
+        }
+        let current = self.current.borrow().clone();
+        let certificate_pem = current
             .authority
-            .sign_agent(&asked.csr_pem, &node)
+            .sign_agent(&asked.csr_pem, &node, current.life)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         info!(node, pod = pod_name, "agent enrolled");
 
@@ -84,12 +111,10 @@ impl Enrollment for Enroller {
         }
         Ok(Response::new(EnrollResponse {
             certificate_pem,
-            ca_pem: self.authority.certificate_pem().to_owned(),
+            ca_pem: current.bundle_pem.clone(),
         }))
     }
-}
 
-impl Enroller {
     async fn review(&self, token: &str) -> Result<UserInfo, Status> {
         let reviews: Api<TokenReview> = Api::all(self.client.clone());
         let review = TokenReview {
@@ -118,8 +143,21 @@ impl Enroller {
     }
 }
 
-/// The pod to which a token is bound, by name and uid.
-fn pod_of(user: &UserInfo, namespace: &str) -> Result<(String, String), String> {
+/// To whom a token was given.
+#[derive(Debug, PartialEq, Eq)]
+struct Holder {
+    pod: String,
+    uid: String,
+    /// On which node; API servers of 1.30 say it.
+    node: Option<String>,
+}
+
+/// The pod to which a token is bound.
+///
+/// The same token may be used again: a container that is started again has no other, and what is signed is always
+/// for its pod's own node. So a stolen token gives what its thief could have had from its pod, for as long as
+/// the pod lives and ten minutes at most.
+fn holder_of(user: &UserInfo, namespace: &str) -> Result<Holder, String> {
     let account = format!("system:serviceaccount:{namespace}:{AGENT_ACCOUNT}");
     let name = user.username.as_deref().unwrap_or_default();
     if name != account {
@@ -132,9 +170,14 @@ fn pod_of(user: &UserInfo, namespace: &str) -> Result<(String, String), String> 
             _ => None,
         }
     };
-    extra("authentication.kubernetes.io/pod-name")
-        .zip(extra("authentication.kubernetes.io/pod-uid"))
-        .ok_or_else(|| "the token is bound to no pod".to_owned())
+    let pod = extra("authentication.kubernetes.io/pod-name");
+    let uid = extra("authentication.kubernetes.io/pod-uid");
+    let (pod, uid) = pod.zip(uid).ok_or("the token is bound to no pod")?;
+    Ok(Holder {
+        pod,
+        uid,
+        node: extra("authentication.kubernetes.io/node-name"),
+    })
 }
 
 /// The node for which the holder of a token that is bound to the pod of this uid may speak.
@@ -235,9 +278,16 @@ mod tests {
     fn only_the_agents_own_account_enrols_and_only_from_a_pod() {
         let agent = "system:serviceaccount:quartermaster:quartermaster-agent";
         let bound = [("pod-name", "p"), ("pod-uid", "u")];
+        let holder = |node: Option<&str>| Holder {
+            pod: "p".into(),
+            uid: "u".into(),
+            node: node.map(ToOwned::to_owned),
+        };
+        assert_eq!(holder_of(&user(agent, &bound), "quartermaster"), Ok(holder(None)));
+        let with_node = [bound[0], bound[1], ("node-name", "n")];
         assert_eq!(
-            pod_of(&user(agent, &bound), "quartermaster"),
-            Ok(("p".into(), "u".into()))
+            holder_of(&user(agent, &with_node), "quartermaster"),
+            Ok(holder(Some("n")))
         );
         for (name, extra) in [
             ("system:serviceaccount:other:quartermaster-agent", &bound[..]),
@@ -245,7 +295,7 @@ mod tests {
             ("system:admin", &bound[..]),
             (agent, &bound[..1]),
         ] {
-            assert!(pod_of(&user(name, extra), "quartermaster").is_err(), "{name}");
+            assert!(holder_of(&user(name, extra), "quartermaster").is_err(), "{name}");
         }
     }
 }

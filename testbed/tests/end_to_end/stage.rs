@@ -27,14 +27,7 @@ impl Stage {
             .context("what an earlier scenario left can't be cleared away")?;
         let since = now();
         scenario(self).with_context(|| {
-            let log = self
-                .kubectl(&[
-                    "logs",
-                    "--namespace=quartermaster",
-                    "deployment/quartermaster-coordinator",
-                    &format!("--since-time={since}"),
-                ])
-                .unwrap_or_else(|error| format!("{error:#}"));
+            let log = deployment::coordinator_log_since(&self.cluster, &since);
             format!("the coordinator's log of this scenario:\n{log}\n")
         })
     }
