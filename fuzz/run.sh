@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Fuzzes the edit for $1 seconds. What it finds lies in target/fuzz/findings, and the command that shows it again is
+# Fuzzes the edit for $1 seconds; with `build` it is only built. What it finds lies in target/fuzz/findings, and the command that shows it again is
 # printed. New paths are kept in target/fuzz/corpus, so a next run goes on from there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-seconds=${1:?seconds}
+seconds=${1:?how many seconds, or build}
 target=${CARGO_TARGET_DIR:-target}/fuzz
 host=$(rustc -vV | awk '/^host:/ {print $2}')
 mkdir -p "$target/corpus" "$target/findings" "$target/shapes"
@@ -13,6 +13,7 @@ export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1"
 cargo build --manifest-path fuzz/Cargo.toml --locked --release --quiet --target "$host" --target-dir "$target"
+[ "$seconds" = build ] && exit
 # Each fixture once for each daemon: the first byte chooses it.
 for shape in agent/tests/fixtures/configurations/*.toml; do
   for daemon in 0 1 2 3 e f; do

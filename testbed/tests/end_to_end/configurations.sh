@@ -51,5 +51,5 @@ for file in *.toml; do
   echo "---- plan"; cat plan
   echo "---- untouched"; boot "$file"
   edited=after/$name/etc/containerd/config.toml
-  [ -e "$edited" ] && { echo "---- edited"; boot "$edited"; }
+  if [ -e "$edited" ]; then echo "---- edited"; boot "$edited"; fi
 done
