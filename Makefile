@@ -13,21 +13,24 @@ ONLY ?=
 SOAK ?= 1h
 SEED ?=
 
+# How long `make laws`, which `make test` runs too, tries each of its two.
+LAWS_SECONDS ?= 120
+
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check alerts unit end-to-end soak generate demo demo-down kubectl bench images push install uninstall deploy undeploy
+.PHONY: help setup build test check alerts unit laws end-to-end soak generate demo demo-down kubectl bench images push install uninstall deploy undeploy
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Install what building needs (protoc), on Debian and Ubuntu
-	@command -v protoc >/dev/null || { \
-		echo "installing protobuf-compiler"; \
-		apt-get update -q >/dev/null && apt-get install -y -q --no-install-recommends protobuf-compiler >/dev/null; }
+setup: ## Install what building needs (protoc, a C++ compiler for the fuzzer), on Debian and Ubuntu
+	@command -v protoc >/dev/null && command -v c++ >/dev/null || { \
+		echo "installing protobuf-compiler and g++"; \
+		apt-get update -q >/dev/null && apt-get install -y -q --no-install-recommends protobuf-compiler g++ >/dev/null; }
 
 build: setup ## Build everything
 	$(CARGO) build --workspace --locked
 
-test: check alerts unit end-to-end ## Everything that has to pass: format, lints, unit tests, end-to-end tests on a real cluster
+test: check alerts unit laws end-to-end ## Everything that has to pass: format, lints, unit tests, laws, end-to-end tests on a real cluster
 
 check: setup
 	$(CARGO) fmt --all --check
@@ -41,10 +44,18 @@ unit: setup
 	$(CARGO) test -p quartermaster-agent --test '*' --locked
 	$(CARGO) test -p quartermaster-coordinator --test '*' --locked
 
+laws: setup ## Hold the laws of the edit for LAWS_SECONDS against generated files and a fuzzer, at the same time
+	@fuzz/run.sh build
+	@fuzz/run.sh $(LAWS_SECONDS) & fuzzer=$$!; \
+		QUARTERMASTER_PROPERTY_SECONDS=$(LAWS_SECONDS) $(CARGO) test -q -p quartermaster-agent --lib --locked -- the_laws_hold --nocapture; \
+		properties=$$?; wait $$fuzzer && exit $$properties
+
 end-to-end: setup ## The end-to-end tests alone; TESTBED_KEEP=1 leaves their cluster up
 	$(CARGO) test -p testbed --test end_to_end --test chaos --locked
 
-soak: setup ## Faults at random for an hour (SOAK=10m for less); SEED=… draws the same ones again
+soak: setup ## For an hour each: the laws, faults at random (SOAK=10m for less; SEED=… draws the same ones again); and every crash point
+	@$(MAKE) --no-print-directory laws LAWS_SECONDS=$(if $(filter command%,$(origin LAWS_SECONDS)),$(LAWS_SECONDS),3600)
+	TESTBED_SOAK=1 $(CARGO) test -p testbed --test end_to_end --locked
 	TESTBED_CHAOS=$(SOAK) $(if $(SEED),TESTBED_SEED=$(SEED)) $(CARGO) test -p testbed --test chaos --locked
 	TESTBED_SOAK=1 $(CARGO) test -p testbed --test end_to_end --locked -- a_node_survives
 

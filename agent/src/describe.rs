@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use quartermaster_proto::v1::{InstallState, NodeDescription};
 
-use crate::containerd::{Daemon, DaemonSettings, read_settings};
-use crate::host::{CONTAINERD_UNIT, HostRoot, OsRelease, Systemd};
-use crate::install;
+use crate::containerd::{Daemon, DaemonSettings};
+use crate::host::{HostRoot, OsRelease, Systemd};
+use crate::install::{self, Found, Target};
 use crate::pull::Node;
 
 /// Sockets of containerd where its unit cannot be asked: plain, k3s and rke2, microk8s, k0s.
@@ -18,22 +18,28 @@ const SOCKETS: [&str; 4] = [
 ];
 
 /// Describes the node. What cannot be read stays empty.
-pub(crate) async fn describe(node_name: &str, root: &Arc<HostRoot>) -> NodeDescription {
-    let os = root
-        .read("/etc/os-release", 64 * 1024)
-        .or_else(|_| root.read("/usr/lib/os-release", 64 * 1024))
-        .unwrap_or_default();
-    let settings = settings(root).await;
-    let daemon = Daemon::new(Arc::clone(root), socket(root, settings.as_ref()));
+pub(crate) async fn describe(node_name: &str, target: &Target) -> NodeDescription {
+    let root = &target.root;
+    let found = found(target).await;
+    let settings = found.as_ref().map(|found| &found.settings);
+    let daemon = Daemon::new(Arc::clone(root), socket(root, settings));
     let installed = install::state(root).ok();
     NodeDescription {
         node_name: node_name.to_owned(),
         boot_id: boot_id(root),
         machine_id: root.read_line("/etc/machine-id").unwrap_or_default(),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-        os: OsRelease::parse(&String::from_utf8_lossy(&os)).pretty_name,
+        os: OsRelease::read(root).pretty_name,
         containerd_version: daemon.version().await.unwrap_or_default(),
-        config_path: settings.map(|settings| settings.config_path).unwrap_or_default(),
+        config_path: settings
+            .map(|settings| settings.config_path.clone())
+            .unwrap_or_default(),
+        restarted_unit: found
+            .as_ref()
+            .and_then(Found::restarted_unit)
+            .unwrap_or_default()
+            .to_owned(),
+        restarts_control_plane: found.as_ref().is_some_and(|found| found.host.control_plane),
         state: installed
             .as_ref()
             .map_or(InstallState::Unspecified, |installed| installed.state)
@@ -48,24 +54,18 @@ pub(crate) fn boot_id(root: &HostRoot) -> String {
         .unwrap_or_default()
 }
 
-async fn settings(root: &Arc<HostRoot>) -> Option<DaemonSettings> {
-    let systemd = Systemd::connect(root).await.ok()?;
-    let unit = systemd.service(CONTAINERD_UNIT).await.ok()?;
-    let line = root
-        .read(&format!("/proc/{}/cmdline", unit.main_pid), 64 * 1024)
-        .ok()?;
-    let arguments: Vec<String> = line
-        .split(|byte| *byte == 0)
-        .filter(|argument| !argument.is_empty())
-        .map(|argument| String::from_utf8_lossy(argument).into_owned())
-        .collect();
-    read_settings(root, &arguments).ok()
+async fn found(target: &Target) -> Option<Found> {
+    let systemd = Systemd::connect(&target.root).await.ok()?;
+    install::find(&target.root, &systemd, &target.overrides)
+        .await
+        .ok()
 }
 
 /// Where images are pulled: the daemon that the kubelet uses, found by its unit, else by the first socket that is
 /// there. Its calls have no deadline of their own.
-pub(crate) async fn pulls(root: &Arc<HostRoot>) -> Node {
-    let settings = settings(root).await;
+pub(crate) async fn pulls(target: &Target) -> Node {
+    let root = &target.root;
+    let settings = found(target).await.map(|found| found.settings);
     Node {
         daemon: Daemon::patient(Arc::clone(root), socket(root, settings.as_ref())),
         root: Arc::clone(root),
@@ -74,8 +74,8 @@ pub(crate) async fn pulls(root: &Arc<HostRoot>) -> Node {
 }
 
 /// The same daemon, for who needs no more of it.
-pub(crate) async fn locate(root: &Arc<HostRoot>) -> Daemon {
-    pulls(root).await.daemon
+pub(crate) async fn locate(target: &Target) -> Daemon {
+    pulls(target).await.daemon
 }
 
 fn socket<'a>(root: &HostRoot, settings: Option<&'a DaemonSettings>) -> &'a str {

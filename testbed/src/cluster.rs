@@ -176,14 +176,6 @@ impl Cluster {
         registry::push(&self.fabric, &image.as_ref().display().to_string(), name)
     }
 
-    /// Runs `work` on a thread that has entered the fabric's network; threads that it starts are in there too.
-    ///
-    /// # Errors
-    /// If the network is gone, or whatever `work` fails with.
-    pub fn within<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        self.fabric.within(work)
-    }
-
     /// Starts a program of the host as a process of the testbed in the fabric's network; its log is named by its role, and
     /// [`Cluster::down`] ends it.
     ///

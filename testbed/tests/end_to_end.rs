@@ -13,12 +13,16 @@ use testbed::{Cluster, Progress, Spec};
 
 #[path = "end_to_end/by_hand.rs"]
 mod by_hand;
+#[path = "end_to_end/configurations.rs"]
+mod configurations;
 #[path = "end_to_end/crash.rs"]
 mod crash;
 #[path = "end_to_end/hand.rs"]
 mod hand;
 #[path = "end_to_end/identity.rs"]
 mod identity;
+#[path = "end_to_end/kwasm.rs"]
+mod kwasm;
 #[path = "end_to_end/leadership.rs"]
 mod leadership;
 #[path = "end_to_end/payload.rs"]
@@ -58,6 +62,18 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "a_handler_of_somebody_else_is_refused_and_left_alone",
         provision::a_handler_of_somebody_else_is_refused_and_left_alone,
+    ),
+    (
+        "every_configuration_is_right_or_refused_on_every_containerd",
+        configurations::every_configuration_is_right_or_refused_on_every_containerd,
+    ),
+    (
+        "a_node_of_kwasm_is_adopted_without_a_restart_and_put_back",
+        kwasm::a_node_of_kwasm_is_adopted_without_a_restart_and_put_back,
+    ),
+    (
+        "a_handler_of_kwasm_that_does_not_work_is_replaced",
+        kwasm::a_handler_of_kwasm_that_does_not_work_is_replaced,
     ),
     (
         "a_rebooted_node_is_verified_again",

@@ -10,6 +10,8 @@ mod default_runtime;
 mod existing;
 mod facts;
 mod insertion;
+#[cfg(any(test, fuzzing))]
+pub mod laws;
 mod lines;
 mod plan;
 mod refusal;

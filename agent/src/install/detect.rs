@@ -140,7 +140,7 @@ impl Detected {
 
     /// The unit to restart; `None` where the distribution restarts containerd by itself.
     pub fn restarted_unit(&self) -> Option<&str> {
-        (self.host.distribution != Distribution::K0s).then_some(&self.host.unit)
+        restarted_unit(&self.host)
     }
 }
 
@@ -200,15 +200,37 @@ pub(crate) fn settings_of(
     Ok(settings)
 }
 
-/// Looks at the node. It changes nothing.
+/// What the host's systemd and files tell, before containerd is asked.
+pub(crate) struct Found {
+    pub(crate) host: Recognised,
+    pub(crate) unit: ServiceFacts,
+    pub(crate) site: Site,
+    pub(crate) binary: String,
+    pub(crate) settings: DaemonSettings,
+}
+
+impl Found {
+    /// The unit to restart; `None` where the distribution restarts containerd by itself.
+    pub(crate) fn restarted_unit(&self) -> Option<&str> {
+        restarted_unit(&self.host)
+    }
+}
+
+fn restarted_unit(host: &Recognised) -> Option<&str> {
+    (host.distribution != Distribution::K0s).then_some(&host.unit)
+}
+
+/// Finds containerd's unit and files.
 ///
 /// # Errors
-/// [`DetectError`] when the node cannot be served or cannot be asked.
-pub async fn detect(root: &Arc<HostRoot>, overrides: &Overrides) -> Result<Detected, DetectError> {
-    let systemd = Systemd::connect(root).await?;
-    let host = judged(&read_facts(root, &systemd).await?, overrides)?;
+/// [`DetectError`] when the node cannot be served.
+pub(crate) async fn find(
+    root: &HostRoot,
+    systemd: &Systemd,
+    overrides: &Overrides,
+) -> Result<Found, DetectError> {
+    let host = judged(&read_facts(root, systemd).await?, overrides)?;
     let unit = systemd.service(&host.unit).await?;
-    check_unit(&host, &unit)?;
     let data_dir = overrides
         .data_dir
         .clone()
@@ -220,6 +242,29 @@ pub async fn detect(root: &Arc<HostRoot>, overrides: &Overrides) -> Result<Detec
         None => (unit.binary.clone(), arguments(root, &unit)),
     };
     let settings = settings_of(root, &site, &arguments, overrides)?;
+    Ok(Found {
+        host,
+        unit,
+        site,
+        binary,
+        settings,
+    })
+}
+
+/// Looks at the node. It changes nothing.
+///
+/// # Errors
+/// [`DetectError`] when the node cannot be served or cannot be asked.
+pub async fn detect(root: &Arc<HostRoot>, overrides: &Overrides) -> Result<Detected, DetectError> {
+    let systemd = Systemd::connect(root).await?;
+    let Found {
+        host,
+        unit,
+        site,
+        binary,
+        settings,
+    } = find(root, &systemd, overrides).await?;
+    check_unit(&host, &unit)?;
     check_place(&host, &settings.config_path)?;
     let daemon = Daemon::new(Arc::clone(root), &settings.socket);
     let (version_text, served) = tokio::try_join!(daemon.version(), daemon.served())?;

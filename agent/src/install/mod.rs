@@ -31,6 +31,7 @@ mod verify;
 pub use apply::{ApplyError, apply};
 pub use command::{Done, Event, Progress, Stop};
 pub use detect::{DetectError, Detected, detect};
+pub(crate) use detect::{Found, find};
 pub use folder::{FolderHost, plan_folder};
 pub use layout::{HANDLER_BINARY, INSTALL_DIR, handler_binary};
 pub use pipeline::{install, verify_only};

@@ -28,7 +28,7 @@ pub(crate) async fn pull_images(host: &Host, arguments: Pull) -> anyhow::Result<
     let target = target(host)?;
     let paint = Paint::new();
     let order = order(&arguments)?;
-    let node = pulls(&target.root).await;
+    let node = pulls(&target).await;
     let is_json = arguments.json;
     let bars = Bars::new(std::io::stdout().is_terminal() && !is_json);
     let sink: Sink = Arc::new(move |event| match event {
@@ -189,7 +189,7 @@ fn sum(tally: &Tally, took: Duration) -> String {
 /// `release`
 pub(crate) async fn release_images(host: &Host, order: &Release) -> anyhow::Result<ExitCode> {
     let target = target(host)?;
-    let node = pulls(&target.root).await;
+    let node = pulls(&target).await;
     let released = release(&node.daemon, order)
         .await
         .map_err(|status| anyhow::anyhow!("containerd: {}", status.message()))?;

@@ -16,8 +16,8 @@ const LABEL: usize = 12;
 /// `status`
 pub(crate) async fn status(host: &Host, as_json: bool) -> anyhow::Result<ExitCode> {
     let target = target(host)?;
-    let node = describe("", &target.root).await;
-    let daemon = locate(&target.root).await;
+    let node = describe("", &target).await;
+    let daemon = locate(&target).await;
     let handler = install::handler().name;
     let served = daemon.served().await.ok().map(|served| served.serves(&handler));
     let pods = install::pods_using(&daemon, &handler).await;

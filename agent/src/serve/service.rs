@@ -127,7 +127,7 @@ impl Agent {
     }
 
     async fn describe(&self) -> NodeDescription {
-        describe(&self.node_name, &self.target.root).await
+        describe(&self.node_name, &self.target).await
     }
 
     /// Starts a command that changes the node, or attaches to it.
@@ -337,7 +337,7 @@ impl agent_server::Agent for Service {
                     reported.push_latest(&image, event);
                 }
             });
-            let node = crate::describe::pulls(&agent.target.root).await;
+            let node = crate::describe::pulls(&agent.target).await;
             let cancelled = stopped.token.clone();
             let pulling = pull(&node, &order, &sink, &cancelled);
             tokio::pin!(pulling);
@@ -398,7 +398,7 @@ impl agent_server::Agent for Service {
             keep: request.keep,
             remove_unused: request.remove_unused,
         };
-        let node = crate::describe::pulls(&self.0.target.root).await;
+        let node = crate::describe::pulls(&self.0.target).await;
         let released = release(&node.daemon, &order)
             .await
             .map_err(|status| Status::unavailable(format!("containerd: {}", status.message())))?;

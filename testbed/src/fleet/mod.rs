@@ -84,7 +84,7 @@ fn on_stage<T: Send>(
     objects::apply_base(&cluster)?;
     // One provider for all of TLS, named outright; a second call finds the first one's.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let result = cluster.within(|| {
+    let result = cluster.within_fabric(|| {
         tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()

@@ -121,6 +121,15 @@ impl Replica {
         let env = vec![
             ("KUBECONFIG", self.kubeconfig.clone().into_os_string()),
             ("NO_COLOR", "1".into()),
+            // Two replicas of one machine, and failures that are drawn are no reason to halt a rollout.
+            (
+                "QUARTERMASTER_OPERATOR_SOCKET",
+                cluster
+                    .state()
+                    .join(format!("{}.sock", self.name))
+                    .into_os_string(),
+            ),
+            ("QUARTERMASTER_HALT_AFTER", "1000".into()),
         ];
         let role = format!("{}-{}", self.name, self.starts);
         let process = cluster.start_in_fabric(&role, args, env)?;

@@ -236,7 +236,7 @@ impl Course<'_> {
                 .iter()
                 .filter(|(name, mark)| mark.is_some() && old.get(*name) != Some(mark))
                 .count()
-                == self.nodes)
+                == old.values().flatten().count())
         })
         .await?;
         self.until_images_are_marked(fleet, &before).await?;
@@ -402,12 +402,16 @@ impl Course<'_> {
     }
 
     async fn until_images_are_marked(&self, fleet: &Fleet<'_>, since: &Mark) -> Result<()> {
-        let pairs = u64::try_from(self.images * self.nodes)?;
+        let least = u64::try_from(self.images * (self.nodes - CONTROL_PLANES))?;
         let end = since.at + DEADLINE;
         loop {
             let status = objects::prefetch_status(&fleet.client, WORK).await?;
-            let there = status["phase"] == "READY" && status["pairs"]["ready"].as_u64() == Some(pairs);
-            if there && fleet.observer.count(|seen| seen.images_verified.is_some()) == self.nodes {
+            let (pairs, nodes) = (&status["pairs"], status["nodes"]["wanted"].as_u64());
+            let there = status["phase"] == "READY"
+                && pairs["ready"] == pairs["wanted"]
+                && pairs["ready"].as_u64().is_some_and(|ready| ready >= least);
+            let marked = fleet.observer.count(|seen| seen.images_verified.is_some());
+            if there && nodes == Some(u64::try_from(marked)?) {
                 return Ok(());
             }
             ensure!(
