@@ -38,7 +38,10 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         } => person::install(&host, prepare_only, json).await,
         Command::Uninstall { host, force, json } => person::uninstall(&host, force, json).await,
         Command::Status { host, json } => person::status(&host, json).await,
-        Command::Pull { host, pull } => person::pull_images(&host, pull).await,
+        Command::Pull { host, pull } => {
+            stay_out_of_core_dumps();
+            person::pull_images(&host, pull).await
+        }
         Command::Release {
             host,
             owner,
@@ -60,9 +63,25 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Serve(serve) => {
             log_to_stderr(serve.log_format);
+            stay_out_of_core_dumps();
             serve_until_told(*serve).await?;
             Ok(ExitCode::SUCCESS)
         }
+    }
+}
+
+/// Registries' passwords are in this process's memory and must be nowhere else. The limit alone would not do: the
+/// kernel ignores it where core dumps go to a program, as systemd has it.
+fn stay_out_of_core_dumps() {
+    use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let limited = setrlimit(Resource::Core, none);
+    let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    if let Err(error) = limited.and(hidden) {
+        tracing::warn!(%error, "core dumps of the agent could not be switched off");
     }
 }
 

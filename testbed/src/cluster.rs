@@ -5,6 +5,7 @@ mod up;
 
 use std::ffi::OsString;
 use std::fs;
+use std::net::SocketAddrV4;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use crate::address::{AddressPlan, REGISTRY};
 use crate::cgroups::Cgroups;
 use crate::fabric::Fabric;
+use crate::faults::Faults;
 use crate::host;
 use crate::layout::State;
 use crate::node::Node;
@@ -216,6 +218,15 @@ impl Cluster {
     #[must_use]
     pub fn state(&self) -> &std::path::Path {
         self.state.root()
+    }
+
+    /// A registry that misbehaves as it is told, at this port of `registry.testbed`, before the one at port 5000.
+    ///
+    /// # Errors
+    /// If the port is taken.
+    pub fn faults(&self, port: u16) -> Result<Faults> {
+        let address = SocketAddrV4::new(self.plan.fabric(), port);
+        Faults::start(Fabric::open(&self.state)?, address)
     }
 
     /// Cuts a node's power: everything on it ends at once, its disk stays as it is.

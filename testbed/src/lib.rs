@@ -22,6 +22,7 @@ mod cluster;
 pub mod control_plane;
 pub mod deployment;
 pub mod fabric;
+pub mod faults;
 pub mod fleet;
 pub mod forwarder;
 pub mod host;

@@ -33,6 +33,8 @@ mod prefetch;
 mod prefetch_object;
 #[path = "end_to_end/provision.rs"]
 mod provision;
+#[path = "end_to_end/pull.rs"]
+mod pull;
 #[path = "end_to_end/stage.rs"]
 mod stage;
 
@@ -198,6 +200,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "auto_provision_takes_every_node_but_one_at_a_time",
         provision::auto_provision_takes_every_node_but_one_at_a_time,
+    ),
+    (
+        "a_mirror_that_the_node_has_set_is_used",
+        pull::a_mirror_that_the_node_has_set_is_used,
+    ),
+    (
+        "pins_are_held_for_each_owner_and_let_go_with_the_last",
+        pull::pins_are_held_for_each_owner_and_let_go_with_the_last,
     ),
 ];
 

@@ -21,7 +21,7 @@ use super::reason::{is_about_credentials, is_worth_another_attempt, reason_of};
 use super::reference::{registry_of, repository_of};
 use super::transfer::{Transfer, is_unable};
 use super::watch::{Disk, Halt, Pulse, Watch};
-use super::way::{Way, can_pin};
+use super::way::{Way, architecture, can_pin, runs_here};
 use super::{arrivals, cri, pins};
 use crate::containerd::Daemon;
 use crate::host::HostRoot;
@@ -75,7 +75,9 @@ impl Context<'_> {
         loop {
             self.patience.wait(registry_of(name)).await;
             attempts += 1;
-            let result = self.attempt(wanted, name, attempts, report).await;
+            let result = self
+                .attempt(wanted, name, before.as_ref(), attempts, report)
+                .await;
             if let Some(disk) = &self.disk {
                 disk.commitments.release(name);
             }
@@ -141,6 +143,7 @@ impl Context<'_> {
         &self,
         wanted: &Wanted,
         name: &str,
+        was: Option<&Image>,
         attempt: u32,
         report: &(impl Fn(Progress) + Sync),
     ) -> Result<(Image, PullWay), Refusal> {
@@ -158,7 +161,7 @@ impl Context<'_> {
                 .await
             {
                 Err(refused) if is_about_credentials(refused.0) => refusal = Some(worse(refusal, refused)),
-                other => return self.proven(name, other).await,
+                other => return self.proven(name, was, other).await,
             }
         }
         let mut note = String::new();
@@ -173,7 +176,7 @@ impl Context<'_> {
                     Err(refused) if is_about_credentials(refused.0) => {
                         refusal = Some(worse(refusal, refused));
                     }
-                    other => return self.proven(name, other).await,
+                    other => return self.proven(name, was, other).await,
                 }
             }
         }
@@ -182,7 +185,7 @@ impl Context<'_> {
                 let (reason, message) = worse(refusal, refused);
                 Err((reason, message + &note))
             }
-            other => self.proven(name, other).await,
+            other => self.proven(name, was, other).await,
         }
     }
 
@@ -190,13 +193,19 @@ impl Context<'_> {
     async fn proven(
         &self,
         name: &str,
+        was: Option<&Image>,
         result: Result<PullWay, Refusal>,
     ) -> Result<(Image, PullWay), Refusal> {
         let way = result?;
         let deadline = Instant::now() + ADOPTED;
         loop {
-            match cri::status(self.daemon, name).await {
-                Ok(Some(image)) => return Ok((image, way)),
+            match cri::proof(self.daemon, name).await {
+                Ok(Some((image, processor))) if runs_here(&processor, architecture()) => {
+                    return Ok((image, way));
+                }
+                Ok(Some((image, processor))) => {
+                    return Err(self.foreign(name, &image, &processor, was).await);
+                }
                 Ok(None) if Instant::now() < deadline => sleep(Duration::from_millis(5)).await,
                 Ok(None) => {
                     return Err((
@@ -207,6 +216,24 @@ impl Context<'_> {
                 Err(status) => return Err(refused(&status)),
             }
         }
+    }
+
+    /// containerd takes an image of a single platform whatever platform that is; its pods would not start. What was
+    /// not there before goes again.
+    async fn foreign(&self, name: &str, image: &Image, processor: &str, was: Option<&Image>) -> Refusal {
+        if was.is_none_or(|was| was.id != image.id)
+            && let Err(status) = cri::remove(self.daemon, name).await
+        {
+            tracing::warn!(
+                image = name,
+                message = status.message(),
+                "an image for another processor stays"
+            );
+        }
+        (
+            FailureReason::NotForThisNode,
+            format!("{name} is for {processor}, and this node is {}", architecture()),
+        )
     }
 
     async fn fetch(

@@ -25,6 +25,9 @@ pub fn reason_of(code: Code, message: &str) -> FailureReason {
         FailureReason::Unauthorized
     } else if says(&["no match for platform"]) {
         FailureReason::NotForThisNode
+    } else if says(&["blob not found"]) {
+        // Of the node's own store, which has lost what it has noted.
+        FailureReason::PullFailed
     } else if says(&["not found", "manifest unknown", "name unknown"]) {
         FailureReason::ImageNotFound
     } else if says(&["context deadline exceeded"]) || code == Code::DeadlineExceeded {
@@ -145,6 +148,14 @@ mod tests {
             (
                 "no match for platform in manifest: not found",
                 FailureReason::NotForThisNode,
+            ),
+            (
+                "blob sha256:1b expected at /var/lib/containerd/io.containerd.content.v1.content/blobs/sha256/1b: blob not found: not found",
+                FailureReason::PullFailed,
+            ),
+            (
+                "unexpected status code https://r/v2/x/manifests/1: 503 Service Unavailable",
+                FailureReason::RegistryOverloaded,
             ),
             ("something new", FailureReason::PullFailed),
         ] {

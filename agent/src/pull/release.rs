@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use k8s_cri::v1::{ListContainersRequest, RemoveImageRequest};
+use k8s_cri::v1::ListContainersRequest;
 use tonic::{Request, Status};
 
 use super::pins::{Pin, Whose, letting, now, pins_of};
@@ -127,11 +127,7 @@ async fn remove(daemon: &Daemon, name: &str, used: &HashSet<String>) -> Result<b
     if image.repo_tags.iter().any(|tag| is_other(&tag)) {
         store::delete_image(daemon, name).await?;
     } else {
-        let mut request = Request::new(RemoveImageRequest {
-            image: Some(cri::spec(name)),
-        });
-        request.set_timeout(std::time::Duration::from_secs(60));
-        daemon.images().remove_image(request).await?;
+        cri::remove(daemon, name).await?;
     }
     Ok(true)
 }

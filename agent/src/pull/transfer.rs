@@ -26,6 +26,7 @@ use super::facts::NodeOffer;
 use super::layers::{Layer, Layers};
 use super::reference::repository_of;
 use super::store;
+use super::way::architecture;
 use crate::containerd::Daemon;
 
 const OPEN: Duration = Duration::from_secs(10);
@@ -72,12 +73,7 @@ impl Transfer<'_> {
         };
         let platform = Platform {
             os: "linux".to_owned(),
-            architecture: match std::env::consts::ARCH {
-                "x86_64" => "amd64",
-                "aarch64" => "arm64",
-                other => other,
-            }
-            .to_owned(),
+            architecture: architecture().to_owned(),
             ..Default::default()
         };
         let source = OciRegistry {

@@ -61,6 +61,20 @@ pub(crate) fn can_pin(offer: &NodeOffer) -> bool {
     }
 }
 
+/// Go's name for the processor that this program runs on.
+pub(crate) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+/// Whether an image for this processor runs here. What an image does not say is not held against it.
+pub(crate) fn runs_here(image: &str, here: &str) -> bool {
+    image.is_empty() || image == here || matches!((image, here), ("386", "amd64") | ("arm", "arm64"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::facts::ImageSettings;
@@ -97,6 +111,19 @@ mod tests {
         unread.images.known = false;
         for offer in [local, other, absent, unread] {
             assert!(matches!(choose(&offer), Way::Cri { .. }), "{offer:?}");
+        }
+    }
+
+    #[test]
+    fn an_image_for_another_processor_is_not_for_this_node() {
+        for (image, wanted) in [
+            ("amd64", true),
+            ("", true),
+            ("386", true),
+            ("s390x", false),
+            ("arm64", false),
+        ] {
+            assert_eq!(runs_here(image, "amd64"), wanted, "{image}");
         }
     }
 

@@ -29,6 +29,8 @@ pub(super) struct Image<'a> {
     pub(super) user: &'a str,
     /// `8080/tcp`
     pub(super) ports: &'a [&'a str],
+    /// Another processor than this machine's.
+    pub(super) architecture: Option<&'a str>,
 }
 
 impl Image<'_> {
@@ -85,7 +87,10 @@ impl Image<'_> {
             .collect();
         Ok(json!({
             "created": EPOCH,
-            "architecture": architecture()?,
+            "architecture": match self.architecture {
+                Some(named) => named,
+                None => architecture()?,
+            },
             "os": "linux",
             "config": {
                 "Entrypoint": self.entrypoint,
@@ -139,6 +144,7 @@ mod tests {
             entrypoint: &["/hello", "there"],
             user: "65534:65534",
             ports: &["8080/tcp"],
+            architecture: None,
         };
         image.write_to(Vec::new()).unwrap()
     }

@@ -117,6 +117,7 @@ impl Base {
             entrypoint: &[&format!("/{}", self.program)],
             user: self.user,
             ports: self.ports,
+            architecture: None,
         }
         .write(archive)
     }

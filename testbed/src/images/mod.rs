@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-pub use random::random;
+pub use random::{foreign, random};
 
 use crate::progress::Progress;
 

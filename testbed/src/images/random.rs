@@ -30,6 +30,23 @@ pub fn random(archive: &Path, name: &str, size: usize) -> Result<()> {
         entrypoint: &["/data"],
         user: "",
         ports: &[],
+        architecture: None,
+    }
+    .write(archive)
+}
+
+/// Writes a small image that is for no processor of a testbed to `archive`.
+///
+/// # Errors
+/// If the archive can't be written.
+pub fn foreign(archive: &Path, name: &str) -> Result<()> {
+    Image {
+        name,
+        files: &[("data", b"data".to_vec())],
+        entrypoint: &["/data"],
+        user: "",
+        ports: &[],
+        architecture: Some("s390x"),
     }
     .write(archive)
 }
