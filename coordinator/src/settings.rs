@@ -133,10 +133,6 @@ pub struct Settings {
     #[arg(long, env = "QUARTERMASTER_NODE_CREDENTIAL_PROVIDERS", default_value_t = true, action = clap::ArgAction::Set)]
     pub node_credential_providers: bool,
 
-    /// Read manifests before pulling, and do not begin what can't fit on a node.
-    #[arg(long, env = "QUARTERMASTER_REGISTRY_SIZES", default_value_t = false, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
-    pub registry_sizes: bool,
-
     /// Percent of a node's disk that pulls leave free; 0 stays clear of the kubelet's own eviction thresholds.
     #[arg(long, env = "QUARTERMASTER_DISK_RESERVE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=90))]
     pub disk_reserve: u32,

@@ -56,8 +56,6 @@ pub(super) struct OrderedImage {
 pub(crate) struct PullSettings {
     /// Ask the kubelet's credential providers.
     pub node_credential_providers: bool,
-    /// Read manifests before pulling.
-    pub registry_sizes: bool,
     /// Percent of the disk that stay free; 0 leaves it to the kubelet's own thresholds.
     pub disk_reserve: u32,
 }
@@ -189,7 +187,6 @@ async fn request(
             percent: order.settings.disk_reserve,
             bytes: 0,
         }),
-        registry_sizes: order.settings.registry_sizes,
         stall_after: None,
     }
 }

@@ -101,7 +101,6 @@ pub(crate) async fn contend(
                 secret_namespaces: settings.secret_namespaces.clone(),
                 pulls: PullSettings {
                     node_credential_providers: settings.node_credential_providers,
-                    registry_sizes: settings.registry_sizes,
                     disk_reserve: settings.disk_reserve,
                 },
             };
