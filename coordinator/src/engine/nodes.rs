@@ -210,6 +210,8 @@ impl Engine {
             self.summon(name);
         } else if present && !runtime.writing {
             let since = *runtime.idle_since.get_or_insert(now);
+            // It is dialled again within milliseconds, and thousands of idle ways to agents would fill the memory.
+            runtime.agent.channel = None;
             let leaves = since + self.setup.linger;
             if leaves > now {
                 self.wake(leaves, Subject::Node(name.to_owned()));

@@ -130,8 +130,6 @@ impl Engine {
             runtime.attempt = attempt;
         }
         self.dirty_nodes.insert(name.to_owned());
-        // The budget may have become free for others.
-        self.dirty_nodes.extend(self.asking.iter().cloned());
     }
 
     fn tell(&self, node: &NodeFacts, owed: &Owed) {
@@ -196,7 +194,6 @@ impl Engine {
                 if self.nodes.contains_key(name) {
                     self.nodes.insert(name.to_owned(), facts);
                 }
-                self.dirty_nodes.extend(self.asking.iter().cloned());
             }
             // The watch brings what there is now, and the decision is made on that.
             Err(WriteError::Gone) => runtime.write_not_before = Some(Timestamp::now() + GONE_PAUSE),
