@@ -19,11 +19,13 @@ const SOCKETS: [&str; 4] = [
 
 /// Describes the node. What cannot be read stays empty.
 pub(crate) async fn describe(node_name: &str, target: &Target) -> NodeDescription {
+    let located = target.located().await;
+    let target = located.as_ref().unwrap_or(target);
     let root = &target.root;
     let found = found(target).await;
     let settings = found.as_ref().map(|found| &found.settings);
     let daemon = Daemon::new(Arc::clone(root), socket(root, settings));
-    let installed = install::state(root).ok();
+    let installed = install::state(root, target.layout()).ok();
     NodeDescription {
         node_name: node_name.to_owned(),
         boot_id: boot_id(root),

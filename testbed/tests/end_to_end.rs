@@ -134,6 +134,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         payload::a_cut_or_altered_copy_is_never_used,
     ),
     (
+        "an_installation_below_another_prefix_works_is_found_again_and_goes_whole",
+        payload::an_installation_below_another_prefix_works_is_found_again_and_goes_whole,
+    ),
+    (
         "an_upgrade_leaves_pods_running_and_containerd_alone",
         payload::an_upgrade_leaves_pods_running_and_containerd_alone,
     ),

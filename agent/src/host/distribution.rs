@@ -226,6 +226,12 @@ pub fn judge(facts: &HostFacts) -> Result<Recognised, HostRefusal> {
     }
 }
 
+const USUAL_PREFIX: &str = "/opt";
+const COS_PREFIX: &str = "/home/kubernetes/bin";
+const MICROK8S_PREFIX: &str = "/var/snap/microk8s/common";
+/// Every folder below which the install folder may lie without anybody saying so.
+pub const PREFIXES: [&str; 3] = [USUAL_PREFIX, COS_PREFIX, MICROK8S_PREFIX];
+
 /// A host whose kind is known, as that kind has it.
 pub fn recognised(facts: &HostFacts, distribution: Distribution, unit: &str) -> Recognised {
     let cos = facts.os.id == "cos";
@@ -234,10 +240,10 @@ pub fn recognised(facts: &HostFacts, distribution: Distribution, unit: &str) -> 
         unit: unit.to_owned(),
         name: name(facts, distribution),
         prefix: match distribution {
-            Distribution::Microk8s => "/var/snap/microk8s/common",
+            Distribution::Microk8s => MICROK8S_PREFIX,
             // Everything else there is mounted noexec or read-only.
-            _ if cos => "/home/kubernetes/bin",
-            _ => "/opt",
+            _ if cos => COS_PREFIX,
+            _ => USUAL_PREFIX,
         }
         .to_owned(),
         control_plane: ["k3s.service", "rke2-server.service"].contains(&unit),

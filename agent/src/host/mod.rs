@@ -10,8 +10,8 @@ mod systemd;
 mod unit_file;
 
 pub use distribution::{
-    CONTAINERD_UNIT, Distribution, HostFacts, HostRefusal, OsRelease, Recognised, UNITS, judge, read_facts,
-    recognised,
+    CONTAINERD_UNIT, Distribution, HostFacts, HostRefusal, OsRelease, PREFIXES, Recognised, UNITS, judge,
+    read_facts, recognised,
 };
 pub use overrides::Overrides;
 pub use root::{Held, HostDir, HostRoot};

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::boot_unit::{BOOT_UNIT, BootUnit};
 use super::journal::{Found, Journal, Kind, Outcome, Promise, Step, digest};
-use super::layout::{JOURNAL, STATE_DIR};
+use super::layout::Layout;
 use super::lock::Lock;
 use super::probe::{Gauge, Wanted, wait_healthy};
 use super::rehearsal::complaints;
@@ -37,17 +37,17 @@ const LAST_WORDS: Duration = Duration::from_secs(60);
 #[derive(Debug, Error)]
 pub enum ApplyError {
     /// A path that is not the journal's.
-    #[error("{0} is not {STATE_DIR}/{JOURNAL}")]
+    #[error("{0} is not where a journal lies")]
     NotTheJournal(String),
     /// No journal.
-    #[error("there is no open journal in {STATE_DIR}")]
-    NoJournal,
+    #[error("there is no open journal in {0}")]
+    NoJournal(String),
     /// The state folder cannot be read or written.
-    #[error("{STATE_DIR}: {0}")]
+    #[error("the state folder: {0}")]
     State(#[from] std::io::Error),
     /// Another one runs.
-    #[error("another swap holds the lock in {STATE_DIR}")]
-    Locked,
+    #[error("another swap holds the lock in {0}")]
+    Locked(String),
     /// No systemd.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
@@ -111,18 +111,16 @@ fn health_is_proof(wanted: Wanted, ours_before: bool) -> bool {
 /// # Errors
 /// [`ApplyError`] when it could not even begin; everything later is an outcome in the journal.
 pub async fn apply(root: Arc<HostRoot>, journal: &Path) -> Result<(), ApplyError> {
-    let expected = Path::new(STATE_DIR).join(JOURNAL);
-    if journal != expected {
-        return Err(ApplyError::NotTheJournal(journal.display().to_string()));
-    }
-    let state = root.dir(STATE_DIR)?;
+    let layout = Layout::of_journal(journal)
+        .ok_or_else(|| ApplyError::NotTheJournal(journal.display().to_string()))?;
+    let state = root.dir(&layout.state_dir())?;
     let deadline = Instant::now() + LOCK_WITHIN;
     let _lock = loop {
         if let Some(lock) = Lock::take(&state, LOCK)? {
             break lock;
         }
         if Instant::now() > deadline {
-            return Err(ApplyError::Locked);
+            return Err(ApplyError::Locked(layout.state_dir()));
         }
         sleep(Duration::from_millis(50)).await;
     };
@@ -130,11 +128,12 @@ pub async fn apply(root: Arc<HostRoot>, journal: &Path) -> Result<(), ApplyError
     let systemd = Systemd::connect(&root).await?;
     let Some(journal) = Journal::read(&state)? else {
         disarm(&boot_unit, &systemd).await;
-        return Err(ApplyError::NoJournal);
+        return Err(ApplyError::NoJournal(layout.state_dir()));
     };
     let same_boot = journal.boot_id == boot_id(&root);
     let mut swap = Swap {
         root,
+        layout,
         state,
         systemd,
         journal,
@@ -159,6 +158,7 @@ async fn disarm(boot_unit: &BootUnit, systemd: &Systemd) {
 
 struct Swap {
     root: Arc<HostRoot>,
+    layout: Layout,
     state: HostDir,
     systemd: Systemd,
     journal: Journal,
@@ -210,7 +210,7 @@ impl Swap {
             Err(error) => return Ok(cannot(&error)),
         };
         // From here on a power loss leaves something to finish.
-        if let Err(error) = self.boot_unit.put() {
+        if let Err(error) = self.boot_unit.put(&self.layout) {
             return Ok(Outcome::Refused {
                 why: format!("the boot-time unit {BOOT_UNIT} cannot be written: {error}"),
                 no_space: error.kind() == std::io::ErrorKind::StorageFull,

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::layout::{AGENT_BINARY, JOURNAL, STATE_DIR};
+use super::layout::Layout;
 use super::replacement::write_new;
 use crate::checkpoint::{self, checkpoint};
 
@@ -32,13 +32,14 @@ impl BootUnit {
         }
     }
 
-    /// Puts it there, the link last.
-    pub(crate) fn put(&self) -> io::Result<()> {
-        if fs::read_to_string(&self.file).is_ok_and(|there| there == text()) && self.link.exists() {
+    /// Puts it there for the journal of an install folder, the link last.
+    pub(crate) fn put(&self, layout: &Layout) -> io::Result<()> {
+        let text = text(layout);
+        if fs::read_to_string(&self.file).is_ok_and(|there| there == text) && self.link.exists() {
             return Ok(());
         }
         self.remove()?;
-        write_new(&self.file, text().as_bytes())?;
+        write_new(&self.file, text.as_bytes())?;
         if let Some(folder) = self.link.parent() {
             fs::create_dir_all(folder)?;
         }
@@ -80,10 +81,11 @@ impl BootUnit {
     }
 }
 
-fn text() -> String {
+fn text(layout: &Layout) -> String {
     let faults = checkpoint::folder()
         .map(|folder| format!("Environment={}={}\n", checkpoint::VARIABLE, folder.display()))
         .unwrap_or_default();
+    let (agent, journal) = (layout.agent_binary(), layout.journal());
     format!(
         "[Unit]\n\
          Description=Quartermaster: ends a change of containerd's configuration that a power loss cut short\n\
@@ -93,7 +95,7 @@ fn text() -> String {
          \n\
          [Service]\n\
          Type=exec\n\
-         {faults}ExecStart={AGENT_BINARY} apply {STATE_DIR}/{JOURNAL}\n\
+         {faults}ExecStart={agent} apply {journal}\n\
          Restart=on-failure\n\
          RestartSec=1\n"
     )
@@ -108,10 +110,15 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join(UNITS)).unwrap();
         let unit = BootUnit::below(root.path());
-        unit.put().unwrap();
-        unit.put().unwrap();
+        let layout = Layout::default();
+        unit.put(&layout).unwrap();
+        unit.put(&layout).unwrap();
         let through_link = fs::read_to_string(root.path().join(WANTS).join(BOOT_UNIT)).unwrap();
         assert!(through_link.contains("ExecStart=/opt/quartermaster/current/bin/quartermaster-agent apply"));
+        let other = text(&Layout::below("/srv").unwrap());
+        assert!(other.contains(
+            "ExecStart=/srv/quartermaster/current/bin/quartermaster-agent apply /srv/quartermaster/state/journal.json"
+        ));
         assert!(through_link.contains("After=dbus.socket containerd.service"));
         unit.remove().unwrap();
         unit.remove().unwrap();
@@ -124,7 +131,7 @@ mod tests {
         fs::create_dir_all(root.path().join(WANTS)).unwrap();
         fs::write(root.path().join(WANTS).join("kubelet.service"), "x").unwrap();
         let unit = BootUnit::below(root.path());
-        unit.put().unwrap();
+        unit.put(&Layout::default()).unwrap();
         unit.remove().unwrap();
         assert_eq!(fs::read_dir(root.path().join(WANTS)).unwrap().count(), 1);
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use quartermaster_proto::v1::{FailureReason, Stage};
 use thiserror::Error;
 
-use super::layout::STATE_DIR;
+use super::layout::Layout;
 use super::lock::Lock;
 use crate::config::{Refusal, RefusalKind};
 use crate::failure::{Failure, Reported};
@@ -60,16 +60,16 @@ pub struct Done {
 /// A failure of the bookkeeping around the stages.
 #[derive(Debug, Error)]
 pub(crate) enum CommandError {
-    #[error("another command is changing this node ({STATE_DIR}/{LOCK} is held)")]
-    Busy,
-    #[error("{STATE_DIR} cannot be kept: {0}")]
+    #[error("another command is changing this node ({0}/{LOCK} is held)")]
+    Busy(String),
+    #[error("the state folder cannot be kept: {0}")]
     State(#[from] std::io::Error),
 }
 
 impl Reported for CommandError {
     fn reason(&self) -> FailureReason {
         match self {
-            Self::Busy => FailureReason::Busy,
+            Self::Busy(_) => FailureReason::Busy,
             Self::State(error) if error.kind() == std::io::ErrorKind::StorageFull => FailureReason::NoSpace,
             Self::State(_) => FailureReason::Internal,
         }
@@ -111,12 +111,17 @@ pub(crate) fn at<E: Reported>(stage: Stage) -> impl Fn(E) -> Failure {
 }
 
 /// Takes the node's lock. `make` says whether the folder for it may be made.
-pub(crate) fn lock(root: &HostRoot, make: bool) -> Result<Option<(HostDir, Lock)>, CommandError> {
-    let state = match root.dir(STATE_DIR) {
+pub(crate) fn lock(
+    root: &HostRoot,
+    layout: &Layout,
+    make: bool,
+) -> Result<Option<(HostDir, Lock)>, CommandError> {
+    let folder = layout.state_dir();
+    let state = match root.dir(&folder) {
         Ok(state) => state,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !make => return Ok(None),
-        Err(_) => root.make_dir(STATE_DIR)?,
+        Err(_) => root.make_dir(&folder)?,
     };
-    let lock = Lock::take(&state, LOCK)?.ok_or(CommandError::Busy)?;
+    let lock = Lock::take(&state, LOCK)?.ok_or(CommandError::Busy(folder))?;
     Ok(Some((state, lock)))
 }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use quartermaster_proto::v1::FailureReason;
 use thiserror::Error;
 
-use super::HANDLER_BINARY;
-use super::layout::handler_binary;
+use super::layout::{BadPrefix, Layout, USUAL_PREFIX};
 use crate::config::{ConfigFacts, Version, Written};
 use crate::containerd::{
     Daemon, DaemonError, DaemonSettings, Served, SettingsError, Site, data_dir, read_settings,
@@ -22,6 +21,8 @@ use crate::host::{
 pub struct Detected {
     /// What kind of node it is, its unit, and where its programs may lie.
     pub host: Recognised,
+    /// Where the install folder lies.
+    pub layout: Layout,
     /// Path of the containerd program on the host.
     pub binary: String,
     /// The file that an edit goes to.
@@ -72,9 +73,12 @@ pub enum DetectError {
     /// A configuration in the system's image.
     #[error("containerd reads {0}, which lies in the system's read-only image")]
     InImage(String),
-    /// A prefix that this agent cannot install to.
-    #[error("programs run on this host only below {0}, where this agent does not install")]
-    Prefix(String),
+    /// A path that cannot be a prefix.
+    #[error(transparent)]
+    Prefix(#[from] BadPrefix),
+    /// A prefix that is not there.
+    #[error("the folder {0}, below which programs would be put, is not there")]
+    NoPrefix(String),
     /// The daemon's files cannot be read.
     #[error(transparent)]
     Settings(#[from] SettingsError),
@@ -99,6 +103,7 @@ impl Reported for DetectError {
             | Self::NotContainerd { .. }
             | Self::InImage(_)
             | Self::Prefix(_)
+            | Self::NoPrefix(_)
             | Self::Version(_)
             | Self::TooOld(_)
             | Self::Daemon(DaemonError::NoCri { .. }) => FailureReason::UnsupportedHost,
@@ -111,7 +116,7 @@ impl Reported for DetectError {
         match self {
             Self::Host(refusal) => refusal.remedy(),
             Self::InImage(_) => "Copy the file to /etc/containerd/config.toml, make the unit read it there (a drop-in in /etc/systemd/system/containerd.service.d; on Flatcar it sets CONTAINERD_CONFIG), restart containerd, then try again.".into(),
-            Self::Prefix(_) => "Leave the annotation off this node, or give a folder from which programs run with --prefix /opt.".into(),
+            Self::Prefix(_) | Self::NoPrefix(_) => "Give a folder that is there, and from which programs run, with --prefix.".into(),
             Self::KillMode { .. } => "Set KillMode=process in the unit, as containerd's own unit file has it, `systemctl daemon-reload`, then try again.".into(),
             Self::NotContainerd { .. } | Self::Version(_) => {
                 "Give the unit that runs containerd with --unit, or its version with --containerd-version.".into()
@@ -264,6 +269,7 @@ pub async fn detect(root: &Arc<HostRoot>, overrides: &Overrides) -> Result<Detec
         binary,
         settings,
     } = find(root, &systemd, overrides).await?;
+    let layout = Layout::below(&host.prefix)?;
     check_unit(&host, &unit)?;
     check_place(&host, &settings.config_path)?;
     let daemon = Daemon::new(Arc::clone(root), &settings.socket);
@@ -277,6 +283,7 @@ pub async fn detect(root: &Arc<HostRoot>, overrides: &Overrides) -> Result<Detec
             why,
         })?;
     Ok(Detected {
+        layout,
         binary,
         written,
         version: version_text,
@@ -340,12 +347,14 @@ pub(crate) fn check_place(host: &Recognised, config: &str) -> Result<(), DetectE
     Ok(())
 }
 
-/// Whether this agent can put its programs where the host lets them run.
-pub(crate) fn check_prefix(host: &Recognised) -> Result<(), DetectError> {
-    if handler_binary(&host.prefix) == HANDLER_BINARY {
+/// Whether the folder is there that the install folder goes into. One that was made for it would be left behind by a
+/// removal, or be lost with the file system that was to be mounted there.
+pub(crate) fn check_prefix(root: &HostRoot, layout: &Layout) -> Result<(), DetectError> {
+    let prefix = layout.prefix();
+    if prefix == USUAL_PREFIX || root.dir(prefix).is_ok() {
         Ok(())
     } else {
-        Err(DetectError::Prefix(host.prefix.clone()))
+        Err(DetectError::NoPrefix(prefix.to_owned()))
     }
 }
 
@@ -399,6 +408,20 @@ mod tests {
     }
 
     #[test]
+    fn a_prefix_that_is_not_there_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::open(dir.path()).unwrap();
+        let layout = Layout::below("/home/kubernetes/bin").unwrap();
+        assert!(matches!(
+            check_prefix(&root, &layout),
+            Err(DetectError::NoPrefix(prefix)) if prefix == "/home/kubernetes/bin"
+        ));
+        std::fs::create_dir_all(dir.path().join("home/kubernetes/bin")).unwrap();
+        assert!(check_prefix(&root, &layout).is_ok());
+        assert!(check_prefix(&root, &Layout::default()).is_ok());
+    }
+
+    #[test]
     fn what_an_operator_says_goes_before_what_is_found() {
         let facts = HostFacts {
             units: vec!["docker.service".into()],
@@ -415,7 +438,7 @@ mod tests {
             (host.distribution, host.unit.as_str()),
             (Distribution::Plain, "my-containerd.service")
         );
-        assert!(matches!(check_prefix(&host), Err(DetectError::Prefix(_))));
+        assert_eq!(host.prefix, "/srv");
         let said = Overrides {
             distribution: Some(Distribution::Rke2),
             ..Overrides::default()

@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use super::command::at;
 use super::detect::{DetectError, check_kill_mode, check_place, judged, known, settings_of};
-use super::{handler, handler_binary};
+use super::layout::Layout;
 use crate::config::{ConfigFacts, Handler, Plan, Refusal, Version, Written, plan_written, reads_version_3};
 use crate::containerd::{DEFAULT_CONFIG, DaemonSettings, SettingsError, Site, data_dir};
 use crate::failure::{Failure, Reported};
@@ -97,10 +97,7 @@ fn look(root: &HostRoot, overrides: &Overrides) -> Result<FolderHost, Failure> {
             .into(),
         )
     })?;
-    let handler = Handler {
-        binary: handler_binary(&host.prefix),
-        ..handler()
-    };
+    let layout = Layout::below(&host.prefix).map_err(|error| failed(error.into()))?;
     Ok(FolderHost {
         version,
         version_from,
@@ -114,7 +111,7 @@ fn look(root: &HostRoot, overrides: &Overrides) -> Result<FolderHost, Failure> {
             live_systemd_cgroup: overrides.systemd_cgroup,
         },
         written,
-        handler,
+        handler: layout.handler(),
         host,
     })
 }

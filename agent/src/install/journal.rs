@@ -8,7 +8,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::layout::{JOURNAL, JOURNAL_NEW, JOURNAL_OLD, JOURNAL_SPARE, MAX_CONFIG, STATE_DIR};
+use super::layout::{JOURNAL, JOURNAL_NEW, JOURNAL_OLD, JOURNAL_SPARE, MAX_CONFIG};
 use super::sums::hex;
 use crate::config::Piece;
 use crate::host::{HostDir, HostRoot};
@@ -202,7 +202,7 @@ impl Journal {
         } else {
             Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("{STATE_DIR}/{name} is not what the journal says"),
+                format!("{name}, beside the journal, is not what the journal says"),
             ))
         }
     }
@@ -260,6 +260,8 @@ pub(crate) fn digest(bytes: Option<&[u8]>) -> Option<String> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    const STATE_DIR: &str = "/opt/quartermaster/state";
 
     pub(crate) fn journal(old: Option<&[u8]>, new: Option<&[u8]>) -> Journal {
         Journal {

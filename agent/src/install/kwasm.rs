@@ -3,7 +3,7 @@
 
 use std::io;
 
-use super::handler;
+use super::layout::Layout;
 use crate::config::{Handler, Undo, UndoError, undo};
 use crate::host::HostRoot;
 
@@ -28,7 +28,7 @@ const LINKS: [&str; 4] = [
 pub(super) fn undo_theirs(current: &[u8], binary: &str) -> Result<Undo, UndoError> {
     let theirs = Handler {
         binary: binary.to_owned(),
-        ..handler()
+        ..Layout::default().handler()
     };
     undo(current, None, &theirs)
 }

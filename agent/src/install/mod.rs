@@ -20,6 +20,7 @@ mod planning;
 mod probe;
 mod record;
 mod rehearsal;
+mod relocation;
 mod removal;
 mod replacement;
 mod sandboxes;
@@ -27,24 +28,25 @@ mod sums;
 mod swap;
 mod verdict;
 mod verify;
+mod whereabouts;
 
 pub use apply::{ApplyError, apply};
 pub use command::{Done, Event, Progress, Stop};
 pub use detect::{DetectError, Detected, detect};
 pub(crate) use detect::{Found, find};
 pub use folder::{FolderHost, plan_folder};
-pub use layout::{HANDLER_BINARY, INSTALL_DIR, handler_binary};
+pub use layout::{BadPrefix, Layout};
 pub use pipeline::{install, verify_only};
 pub(crate) use planning::diff;
 pub use planning::{preview, preview_diff};
 pub use record::{Installed, State, state};
 pub use removal::uninstall;
 pub(crate) use swap::settle_at_start;
+pub use whereabouts::WhereaboutsError;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use crate::config::Handler;
 use crate::containerd::Daemon;
 use crate::host::{HostRoot, Overrides};
 
@@ -57,6 +59,8 @@ pub struct Target {
     pub payload: PathBuf,
     /// What an operator says instead of what would be found.
     pub overrides: Overrides,
+    /// Where the install folder lies; the usual place until it was looked for.
+    layout: Layout,
     /// The change that was rehearsed last, so that what was prepared a moment ago need not be rehearsed again.
     rehearsed: Arc<Mutex<Option<Rehearsed>>>,
 }
@@ -76,6 +80,7 @@ impl Target {
             root,
             payload,
             overrides: Overrides::default(),
+            layout: Layout::default(),
             rehearsed: Arc::default(),
         }
     }
@@ -85,6 +90,23 @@ impl Target {
     pub fn with(mut self, overrides: Overrides) -> Self {
         self.overrides = overrides;
         self
+    }
+
+    /// The same, knowing where the install folder is or goes: what comes before anything else on a node.
+    ///
+    /// # Errors
+    /// A [`WhereaboutsError`] when what an operator says cannot be.
+    pub async fn located(&self) -> Result<Self, WhereaboutsError> {
+        let layout = whereabouts::locate(&self.root, &self.overrides).await?;
+        let mut target = self.clone();
+        target.overrides.prefix = Some(layout.prefix().to_owned());
+        target.layout = layout;
+        Ok(target)
+    }
+
+    /// The install folder.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     pub(crate) fn was_rehearsed(&self, change: &Rehearsed) -> bool {
@@ -107,15 +129,7 @@ pub(crate) async fn pods_using(daemon: &Daemon, handler: &str) -> Vec<String> {
 }
 
 /// How far a swap is whose journal is open, in words.
-pub(crate) fn open_swap(root: &HostRoot) -> Option<String> {
-    let state = root.dir(layout::STATE_DIR).ok()?;
+pub(crate) fn open_swap(target: &Target) -> Option<String> {
+    let state = target.root.dir(&target.layout.state_dir()).ok()?;
     Some(journal::Journal::read(&state).ok()??.words())
-}
-
-/// The handler that is installed.
-pub fn handler() -> Handler {
-    Handler {
-        name: quartermaster_proto::HANDLER.to_owned(),
-        binary: HANDLER_BINARY.to_owned(),
-    }
 }

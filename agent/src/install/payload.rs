@@ -14,7 +14,8 @@ use quartermaster_proto::v1::FailureReason;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use super::layout::{CURRENT, INSTALL_DIR, STATE};
+use super::layout::{AGENT, CURRENT, Layout, STATE};
+use super::relocation::{RelocationError, relocate};
 use super::sums::{Entry, hex, parse, unhex};
 use crate::checkpoint::checkpoint;
 use crate::failure::Reported;
@@ -22,7 +23,6 @@ use crate::host::{HostDir, HostRoot};
 
 const SUMS: &str = "SHA256SUMS";
 const COMPLETE: &str = ".complete";
-const AGENT: &str = "bin/quartermaster-agent";
 const MAX_SUMS: u64 = 1024 * 1024;
 const BUFFER: usize = 1024 * 1024;
 const THREADS: usize = 4;
@@ -41,6 +41,9 @@ pub(crate) enum PayloadError {
     /// A file that is not what its list says.
     #[error("the payload's file {0} is damaged: its SHA-256 is not the one in {SUMS}")]
     Damaged(String),
+    /// A program that cannot be made to run from where it would lie.
+    #[error("the payload's {0} cannot be used below {1}: {2}")]
+    Relocation(String, String, RelocationError),
     /// A file that cannot be written.
     #[error("{0} cannot be written on the host: {1}")]
     Write(String, io::Error),
@@ -65,8 +68,9 @@ impl Reported for PayloadError {
         match self {
             Self::Absent(..) => "Name the folder that holds bin, lib and SHA256SUMS with --payload; in the agent's image it is /payload.".into(),
             Self::Sums(_) | Self::Damaged(_) => "Pull the agent's image again; its layer may be damaged.".into(),
-            Self::Write(_, error) if error.kind() == io::ErrorKind::StorageFull => format!("Free about 200 MB below {INSTALL_DIR}, then try again."),
-            Self::Write(..) => format!("{INSTALL_DIR} must be writable on the host."),
+            Self::Write(_, error) if error.kind() == io::ErrorKind::StorageFull => "Free about 200 MB there, then try again.".into(),
+            Self::Write(..) => "The install folder must be writable on the host.".into(),
+            Self::Relocation(..) => "Use the payload of this agent's own image, or a shorter --prefix.".into(),
         }
     }
 }
@@ -115,18 +119,19 @@ impl Payload {
     }
 
     /// Puts the version in its place and makes it the current one.
-    pub(crate) fn place(&self, root: &HostRoot) -> Result<Placed, PayloadError> {
+    pub(crate) fn place(&self, root: &HostRoot, layout: &Layout) -> Result<Placed, PayloadError> {
         let write = |what: &str| {
             let what = what.to_owned();
             move |error| PayloadError::Write(what, error)
         };
-        let install = root.make_dir(INSTALL_DIR).map_err(write(INSTALL_DIR))?;
-        let copied = if self.is_whole(&install) {
+        let folder = layout.install_dir();
+        let install = root.make_dir(folder).map_err(write(folder))?;
+        let copied = if self.is_whole(&install, layout) {
             0
         } else {
-            self.copy(&install)?
+            self.copy(&install, layout)?
         };
-        let version = format!("{INSTALL_DIR}/{}", self.version);
+        let version = format!("{folder}/{}", self.version);
         self.link(&install).map_err(write(&version))?;
         Ok(Placed {
             version: self.version.clone(),
@@ -135,7 +140,7 @@ impl Payload {
     }
 
     /// Whether the version is there to the last byte: a disk may have lost or altered some of it since.
-    fn is_whole(&self, install: &HostDir) -> bool {
+    fn is_whole(&self, install: &HostDir, layout: &Layout) -> bool {
         let there = install.path(&self.version);
         let marked =
             fs::read_to_string(there.join(COMPLETE)).is_ok_and(|digest| digest.trim() == self.digest);
@@ -146,20 +151,20 @@ impl Payload {
                 .is_ok_and(|_| digest.finalize()[..] == *wanted)
         };
         marked
-            && self
-                .files
-                .iter()
-                .all(|entry| holds(&entry.path, "", &entry.sha256))
+            && self.files.iter().all(|entry| match relocated(entry, layout) {
+                Some(home) => is_relocated(&there.join(&entry.path), &home, entry),
+                None => holds(&entry.path, "", &entry.sha256),
+            })
             && unhex(&self.digest).is_some_and(|digest| holds(AGENT, &self.sums, &digest))
     }
 
-    fn copy(&self, install: &HostDir) -> Result<u64, PayloadError> {
+    fn copy(&self, install: &HostDir, layout: &Layout) -> Result<u64, PayloadError> {
         let temporary = format!(".{}.new", self.version);
-        let shown = format!("{INSTALL_DIR}/{}", self.version);
+        let shown = format!("{}/{}", layout.install_dir(), self.version);
         let write = |error| PayloadError::Write(shown.clone(), error);
         install.remove_tree(&temporary).map_err(write)?;
         let target = install.path(&temporary);
-        let copied = self.copy_into(&target).inspect_err(|_| {
+        let copied = self.copy_into(&target, layout).inspect_err(|_| {
             // A half-made version is worth nothing and may be what fills the disk.
             let _ = install.remove_tree(&temporary);
         })?;
@@ -195,11 +200,11 @@ impl Payload {
         folders
     }
 
-    fn copy_into(&self, target: &Path) -> Result<u64, PayloadError> {
+    fn copy_into(&self, target: &Path, layout: &Layout) -> Result<u64, PayloadError> {
         checkpoint(format_args!("make folders of {}", self.version));
         for folder in self.folders() {
             fs::create_dir_all(target.join(&folder))
-                .map_err(|error| PayloadError::Write(format!("{INSTALL_DIR}/…/{folder}"), error))?;
+                .map_err(|error| PayloadError::Write(target.join(&folder).display().to_string(), error))?;
         }
         // Largest first, so that no thread is left with a large one at the end.
         let mut queue: Vec<(u64, Option<&Entry>)> = self
@@ -219,12 +224,15 @@ impl Payload {
             let mut copied = 0;
             while let Some((_, entry)) = next() {
                 copied += match entry {
-                    Some(entry) => copy_checked(
-                        &self.folder.join(&entry.path),
-                        &target.join(&entry.path),
-                        Some(entry),
-                        &mut buffer,
-                    )?,
+                    Some(entry) => {
+                        let to = target.join(&entry.path);
+                        let copied =
+                            copy_checked(&self.folder.join(&entry.path), &to, Some(entry), &mut buffer)?;
+                        if let Some(home) = relocated(entry, layout) {
+                            relocate_copy(&to, &home, entry)?;
+                        }
+                        copied
+                    }
                     None => copy_checked(
                         Path::new("/proc/self/exe"),
                         &target.join(AGENT),
@@ -240,7 +248,7 @@ impl Payload {
             threads.into_iter().try_fold(0, |sum, thread| {
                 let copied = thread.join().unwrap_or_else(|_| {
                     Err(PayloadError::Write(
-                        INSTALL_DIR.to_owned(),
+                        layout.install_dir().to_owned(),
                         io::Error::other("the copying thread ended"),
                     ))
                 })?;
@@ -266,14 +274,14 @@ impl Payload {
 /// Removes versions that are not the current one, and what a copy that was killed left. `oldest` is when the oldest
 /// pod that uses the handler was made: one made before the link was moved may still map files of an older version, as
 /// a module's process does for all its life. Gives how many versions went.
-pub(crate) fn forget_old(root: &HostRoot, oldest: Option<SystemTime>) -> io::Result<usize> {
-    let install = root.dir(INSTALL_DIR)?;
+pub(crate) fn forget_old(root: &HostRoot, layout: &Layout, oldest: Option<SystemTime>) -> io::Result<usize> {
+    let install = root.dir(layout.install_dir())?;
     let link = install.path(CURRENT);
     let current = fs::read_link(&link)?;
     let moved = fs::symlink_metadata(&link)?.modified()?;
     let in_use = oldest.is_some_and(|oldest| oldest < moved + LEEWAY);
     let mut gone = 0;
-    for name in root.list(INSTALL_DIR)? {
+    for name in root.list(layout.install_dir())? {
         let is_version = fs::symlink_metadata(install.path(&name)).is_ok_and(|meta| meta.is_dir());
         if !is_version || name == STATE || Path::new(&name) == current {
             continue;
@@ -287,6 +295,39 @@ pub(crate) fn forget_old(root: &HostRoot, oldest: Option<SystemTime>) -> io::Res
     Ok(gone)
 }
 
+/// The folder that a file of the payload has to be made to run from: only programs name one, and only where it is not
+/// the one they were built for.
+fn relocated(entry: &Entry, layout: &Layout) -> Option<String> {
+    (entry.path.starts_with("bin/") && *layout != Layout::default()).then(|| layout.current())
+}
+
+fn built_for() -> String {
+    Layout::default().current()
+}
+
+/// Makes the copy of a program run from `home`. The bytes that are changed are those that the list names.
+fn relocate_copy(copy: &Path, home: &str, entry: &Entry) -> Result<(), PayloadError> {
+    let write = |error| PayloadError::Write(copy.display().to_string(), error);
+    let mut bytes = fs::read(copy).map_err(write)?;
+    if Sha256::digest(&bytes)[..] != entry.sha256 {
+        return Err(PayloadError::Damaged(entry.path.clone()));
+    }
+    relocate(&mut bytes, &built_for(), home)
+        .map_err(|error| PayloadError::Relocation(entry.path.clone(), home.to_owned(), error))?;
+    checkpoint(format_args!("relocate the payload {}", entry.path));
+    let mut file = OpenOptions::new().write(true).open(copy).map_err(write)?;
+    file.write_all(&bytes).map_err(write)?;
+    file.sync_all().map_err(write)
+}
+
+/// Whether a program is the one of the list, made to run from `home`: moved back, it has the list's digest. So a copy
+/// is held against its origin's digest wherever it lies, and there is no second list that could be wrong.
+fn is_relocated(copy: &Path, home: &str, entry: &Entry) -> bool {
+    fs::read(copy).is_ok_and(|mut bytes| {
+        relocate(&mut bytes, home, &built_for()).is_ok() && Sha256::digest(&bytes)[..] == entry.sha256
+    })
+}
+
 /// Copies one file, hashing the bytes that are written, and syncs it.
 fn copy_checked(
     from: &Path,
@@ -296,7 +337,7 @@ fn copy_checked(
 ) -> Result<u64, PayloadError> {
     let name = to.file_name().unwrap_or_default().to_string_lossy();
     let absent = |error| PayloadError::Absent(from.to_path_buf(), error);
-    let write = |error| PayloadError::Write(format!("{INSTALL_DIR}/…/{name}"), error);
+    let write = |error| PayloadError::Write(to.display().to_string(), error);
     let mut source = File::open(from).map_err(absent)?;
     let executable = source.metadata().map_err(absent)?.permissions().mode() & 0o111 != 0;
     let mode = if executable || entry.is_none() {
@@ -337,7 +378,10 @@ fn copy_checked(
 
 #[cfg(test)]
 mod tests {
+    use super::super::relocation::tests::program;
     use super::*;
+
+    const INSTALL_DIR: &str = "/opt/quartermaster";
 
     fn payload(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
@@ -364,13 +408,13 @@ mod tests {
         let source = payload(&[("bin/crun", b"crun"), ("lib/libx.so", &[7; 3_000_000])]);
         let (dir, root) = host();
         let payload = Payload::open(source.path()).unwrap();
-        let placed = payload.place(&root).unwrap();
+        let placed = payload.place(&root, &Layout::default()).unwrap();
         assert!(placed.copied > 3_000_000);
         let current = dir.path().join("opt/quartermaster/current");
         assert_eq!(fs::read(current.join("bin/crun")).unwrap(), b"crun");
         let agent = fs::metadata(current.join(AGENT)).unwrap();
         assert_eq!(agent.permissions().mode() & 0o777, 0o755);
-        assert_eq!(payload.place(&root).unwrap().copied, 0);
+        assert_eq!(payload.place(&root, &Layout::default()).unwrap().copied, 0);
         let names = root.list(INSTALL_DIR).unwrap();
         assert_eq!(names, [placed.version.as_str(), CURRENT]);
     }
@@ -380,7 +424,10 @@ mod tests {
         let source = payload(&[("bin/crun", b"crun"), ("lib/libx.so", b"x")]);
         fs::write(source.path().join("lib/libx.so"), b"y").unwrap();
         let (_dir, root) = host();
-        let error = Payload::open(source.path()).unwrap().place(&root).unwrap_err();
+        let error = Payload::open(source.path())
+            .unwrap()
+            .place(&root, &Layout::default())
+            .unwrap_err();
         assert!(
             matches!(error, PayloadError::Damaged(ref path) if path == "lib/libx.so"),
             "{error}"
@@ -393,16 +440,16 @@ mod tests {
         let source = payload(&[("bin/crun", b"crun"), ("lib/libx.so", b"x")]);
         let (dir, root) = host();
         let payload = Payload::open(source.path()).unwrap();
-        payload.place(&root).unwrap();
+        payload.place(&root, &Layout::default()).unwrap();
         let current = dir.path().join("opt/quartermaster/current");
         // Of the same length: only its digest tells.
         fs::write(current.join("lib/libx.so"), b"y").unwrap();
-        assert!(payload.place(&root).unwrap().copied > 0);
+        assert!(payload.place(&root, &Layout::default()).unwrap().copied > 0);
         assert_eq!(fs::read(current.join("lib/libx.so")).unwrap(), b"x");
         let mut agent = fs::read(current.join(AGENT)).unwrap();
         agent[100] ^= 1;
         fs::write(current.join(AGENT), &agent).unwrap();
-        assert!(payload.place(&root).unwrap().copied > 0);
+        assert!(payload.place(&root, &Layout::default()).unwrap().copied > 0);
         assert_ne!(fs::read(current.join(AGENT)).unwrap(), agent);
     }
 
@@ -410,24 +457,30 @@ mod tests {
     fn old_versions_stay_while_a_pod_may_use_one_and_go_after() {
         let source = payload(&[("bin/crun", b"old")]);
         let (_dir, root) = host();
-        let old = Payload::open(source.path()).unwrap().place(&root).unwrap();
+        let old = Payload::open(source.path())
+            .unwrap()
+            .place(&root, &Layout::default())
+            .unwrap();
         let source = payload(&[("bin/crun", b"new")]);
-        let new = Payload::open(source.path()).unwrap().place(&root).unwrap();
+        let new = Payload::open(source.path())
+            .unwrap()
+            .place(&root, &Layout::default())
+            .unwrap();
         assert_ne!(old.version, new.version);
         root.make_dir("/opt/quartermaster/.left.new").unwrap();
         root.make_dir("/opt/quartermaster/state").unwrap();
         let now = SystemTime::now();
         let before = now - Duration::from_secs(3600);
-        assert_eq!(forget_old(&root, Some(before)).unwrap(), 0);
+        assert_eq!(forget_old(&root, &Layout::default(), Some(before)).unwrap(), 0);
         let mut all = [old.version.as_str(), &new.version, CURRENT, "state"];
         all.sort_unstable();
         assert_eq!(root.list(INSTALL_DIR).unwrap(), all);
         let later = now + Duration::from_secs(3600);
-        assert_eq!(forget_old(&root, Some(later)).unwrap(), 1);
+        assert_eq!(forget_old(&root, &Layout::default(), Some(later)).unwrap(), 1);
         let mut rest = [new.version.as_str(), CURRENT, "state"];
         rest.sort_unstable();
         assert_eq!(root.list(INSTALL_DIR).unwrap(), rest);
-        assert_eq!(forget_old(&root, None).unwrap(), 0);
+        assert_eq!(forget_old(&root, &Layout::default(), None).unwrap(), 0);
     }
 
     #[test]
@@ -435,10 +488,53 @@ mod tests {
         let source = payload(&[("bin/crun", b"crun")]);
         let (dir, root) = host();
         let payload = Payload::open(source.path()).unwrap();
-        payload.place(&root).unwrap();
+        payload.place(&root, &Layout::default()).unwrap();
         let file = dir.path().join("opt/quartermaster/current/bin/crun");
         fs::write(&file, b"cr").unwrap();
-        assert!(payload.place(&root).unwrap().copied > 0);
+        assert!(payload.place(&root, &Layout::default()).unwrap().copied > 0);
         assert_eq!(fs::read(&file).unwrap(), b"crun");
+    }
+
+    #[test]
+    fn below_another_prefix_the_program_is_made_to_run_from_there_and_still_held_against_its_list() {
+        let built = program(&built_for(), 255);
+        let source = payload(&[("bin/crun", &built), ("lib/libx.so", b"x")]);
+        let (dir, root) = host();
+        let layout = Layout::below("/home/kubernetes/bin").unwrap();
+        let payload = Payload::open(source.path()).unwrap();
+        assert!(payload.place(&root, &layout).unwrap().copied > 0);
+        let file = dir
+            .path()
+            .join("home/kubernetes/bin/quartermaster/current/bin/crun");
+        let there = fs::read(&file).unwrap();
+        assert_eq!(there, program(&layout.current(), 255));
+        assert_eq!(payload.place(&root, &layout).unwrap().copied, 0);
+        let mut altered = there.clone();
+        altered[20] ^= 1;
+        // One byte changed, one cut, and one that would look for its libraries in the usual place.
+        for damaged in [&altered[..], &there[..there.len() - 1], &built[..]] {
+            fs::write(&file, damaged).unwrap();
+            assert!(payload.place(&root, &layout).unwrap().copied > 0);
+            assert_eq!(fs::read(&file).unwrap(), there);
+        }
+    }
+
+    #[test]
+    fn a_program_that_cannot_be_moved_is_refused_and_nothing_of_it_stays() {
+        let source = payload(&[("bin/crun", &program(&built_for(), 40))]);
+        let (_dir, root) = host();
+        let layout = Layout::below("/home/kubernetes/bin").unwrap();
+        let error = Payload::open(source.path())
+            .unwrap()
+            .place(&root, &layout)
+            .unwrap_err();
+        assert!(
+            matches!(
+                error,
+                PayloadError::Relocation(ref path, _, RelocationError::NoRoom { .. }) if path == "bin/crun"
+            ),
+            "{error}"
+        );
+        assert_eq!(root.list(layout.install_dir()).unwrap(), Vec::<String>::new());
     }
 }

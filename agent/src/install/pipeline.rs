@@ -7,7 +7,7 @@ use quartermaster_proto::v1::{FailureReason, Stage};
 use super::command::{CommandError, Done, Progress, Stop, at, lock, stage};
 use super::detect::{Detected, check_prefix, detect};
 use super::journal::{Base, Found, Journal, Kind, digest};
-use super::layout::{INSTALL_DIR, JOURNAL_SPARE};
+use super::layout::JOURNAL_SPARE;
 use super::lock::Lock;
 use super::payload::{Payload, PayloadError, Placed, forget_old};
 use super::planning::{diff, plan_with, record, summarise};
@@ -15,7 +15,7 @@ use super::record::Installed;
 use super::rehearsal::{self, RehearsalError, Script, rehearse};
 use super::swap::{self, Applied, Settled, SwapError, Swapped};
 use super::verify::VerifyError;
-use super::{Rehearsed, Target, endangered, handler, sandboxes, verify};
+use super::{Rehearsed, Target, endangered, sandboxes, verify};
 use crate::config::{ConfigEdit, ConfigFacts, Plan, kwasm_binary};
 use crate::containerd::{Difference, Expected};
 use crate::failure::Failure;
@@ -29,16 +29,17 @@ const REPLANS: u32 = 3;
 /// # Errors
 /// A [`Failure`] with the stage in which it happened; the node is as it was then, unless it says otherwise.
 pub async fn install(target: &Target, progress: &Progress, stop: Stop) -> Result<Done, Failure> {
+    let target = &target.located().await.map_err(at(Stage::Detect))?;
     let root = &target.root;
-    let mut held = lock(root, false).map_err(at(Stage::Detect))?;
+    let mut held = lock(root, target.layout(), false).map_err(at(Stage::Detect))?;
     // What an earlier command left in the middle comes first: with containerd down, nothing could be detected.
     let mut swapped = None;
     if let Some((state, _)) = &held {
-        swapped = settle(root, state).await.map_err(at(Stage::Swap))?;
+        swapped = settle(target, state).await.map_err(at(Stage::Swap))?;
     }
     let detected = stage(progress, Stage::Detect, async {
         let detected = detect(root, &target.overrides).await.map_err(at(Stage::Detect))?;
-        check_prefix(&detected.host).map_err(at(Stage::Detect))?;
+        check_prefix(root, &detected.layout).map_err(at(Stage::Detect))?;
         rehearsal::sweep(root, &detected.systemd).await;
         sandboxes::sweep(root, &detected.daemon).await;
         let summary = describe(&detected);
@@ -54,20 +55,23 @@ pub async fn install(target: &Target, progress: &Progress, stop: Stop) -> Result
 }
 
 /// Settles an open journal. Gives an installation's swap that waits for its verification.
-async fn settle(root: &Arc<HostRoot>, state: &HostDir) -> Result<Option<(Journal, Applied)>, SwapError> {
+async fn settle(target: &Target, state: &HostDir) -> Result<Option<(Journal, Applied)>, SwapError> {
+    let root = &target.root;
     if Journal::read(state)?.is_none() {
         return Ok(None);
     }
     let systemd = crate::host::Systemd::connect(root).await?;
-    Ok(match swap::settle(root, &systemd, state).await? {
-        Settled::Installed(journal, done) => Some((*journal, done)),
-        Settled::Removed => {
-            // The removal was overtaken by this installation: its configuration is without us, as planned on.
-            Journal::close(root, state)?;
-            None
-        }
-        Settled::Clear => None,
-    })
+    Ok(
+        match swap::settle(root, target.layout(), &systemd, state).await? {
+            Settled::Installed(journal, done) => Some((*journal, done)),
+            Settled::Removed => {
+                // The removal was overtaken by this installation: its configuration is without us, as planned on.
+                Journal::close(root, state)?;
+                None
+            }
+            Settled::Clear => None,
+        },
+    )
 }
 
 fn describe(detected: &Detected) -> String {
@@ -102,7 +106,7 @@ impl Installation<'_> {
         held: &mut Option<(HostDir, Lock)>,
         swapped: &mut Option<(Journal, Applied)>,
     ) -> Result<Done, Failure> {
-        let root = &self.target.root;
+        let (root, target_layout) = (&self.target.root, self.target.layout());
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -117,10 +121,13 @@ impl Installation<'_> {
             })
             .await?;
             if held.is_none() {
-                *held = lock(root, true).map_err(at(Stage::Payload))?;
+                *held = lock(root, target_layout, true).map_err(at(Stage::Payload))?;
             }
             let Some((state, _)) = held.as_ref() else {
-                return Err(Failure::at(Stage::Payload, &CommandError::Busy));
+                return Err(Failure::at(
+                    Stage::Payload,
+                    &CommandError::Busy(target_layout.state_dir()),
+                ));
             };
             let edit = match planned {
                 Plan::NothingToDo => {
@@ -190,7 +197,8 @@ impl Installation<'_> {
     async fn adopt(&self, detected: &Detected, state: &HostDir) -> Result<Option<Done>, Failure> {
         self.place().await?;
         let works = stage(self.progress, Stage::Verify, async {
-            let verified = verify::verify(&self.target.root, &detected.daemon, &handler().name).await;
+            let verified =
+                verify::verify(&self.target.root, &detected.daemon, quartermaster_proto::HANDLER).await;
             match verified {
                 Ok(_) => Ok((
                     true,
@@ -231,11 +239,11 @@ impl Installation<'_> {
 
     /// Older versions that cannot be removed now are removed another time.
     async fn forget_old(&self, detected: &Detected) -> usize {
-        let Ok(users) = sandboxes::users(&detected.daemon, &handler().name).await else {
+        let Ok(users) = sandboxes::users(&detected.daemon, quartermaster_proto::HANDLER).await else {
             return 0;
         };
         let oldest = users.iter().map(|user| user.created).min();
-        forget_old(&self.target.root, oldest).unwrap_or_else(|error| {
+        forget_old(&self.target.root, &detected.layout, oldest).unwrap_or_else(|error| {
             tracing::warn!(%error, "an older version of the payload could not be removed");
             0
         })
@@ -244,11 +252,12 @@ impl Installation<'_> {
     async fn place(&self) -> Result<Placed, Failure> {
         stage(self.progress, Stage::Payload, async {
             let (root, folder) = (Arc::clone(&self.target.root), self.target.payload.clone());
-            let placed = tokio::task::spawn_blocking(move || Payload::open(&folder)?.place(&root))
+            let layout = self.target.layout().clone();
+            let placed = tokio::task::spawn_blocking(move || Payload::open(&folder)?.place(&root, &layout))
                 .await
                 .unwrap_or_else(|error| {
                     Err(PayloadError::Write(
-                        INSTALL_DIR.to_owned(),
+                        self.target.layout().install_dir().to_owned(),
                         std::io::Error::other(error),
                     ))
                 })
@@ -285,7 +294,7 @@ impl Installation<'_> {
     /// Rehearses; gives the cgroup driver that the default runtime has, where ours has another.
     async fn rehearse(&self, detected: &Detected, edit: &ConfigEdit) -> Result<Option<bool>, Failure> {
         stage(self.progress, Stage::Rehearse, async {
-            let handler = handler();
+            let handler = detected.layout.handler();
             let Some(read) = &edit.read else {
                 let name = detected.host.distribution.name();
                 return Ok((
@@ -351,7 +360,7 @@ impl Installation<'_> {
         journal.pieces = edit.pieces.clone();
         journal.base = base;
         journal.open(state, edit.before.as_deref(), Some(&edit.after))?;
-        match swap::run(&self.target.root, &detected.systemd, state).await? {
+        match swap::run(&self.target.root, &detected.layout, &detected.systemd, state).await? {
             Swapped::Applied(done) => Ok(Some((journal, done))),
             Swapped::Replan => Ok(None),
         }
@@ -368,9 +377,15 @@ impl Installation<'_> {
         let verified = run_module(self.target, detected, self.progress).await;
         if let Err(mut failure) = verified {
             if swapped.is_some() {
-                swap::roll_back(&self.target.root, &detected.systemd, state, &failure.message)
-                    .await
-                    .map_err(at(Stage::Verify))?;
+                swap::roll_back(
+                    &self.target.root,
+                    &detected.layout,
+                    &detected.systemd,
+                    state,
+                    &failure.message,
+                )
+                .await
+                .map_err(at(Stage::Verify))?;
                 failure.rolled_back = true;
             }
             return Err(failure);
@@ -410,7 +425,7 @@ pub(crate) async fn run_module(
     progress: &Progress,
 ) -> Result<(), Failure> {
     stage(progress, Stage::Verify, async {
-        let handler = handler();
+        let handler = detected.layout.handler();
         let verified = verify::verify(&target.root, &detected.daemon, &handler.name)
             .await
             .map_err(at(Stage::Verify))?;
@@ -440,6 +455,7 @@ fn commit(
         let edited = journal.bytes(state, Found::New)?;
         let installed = Installed {
             format: 1,
+            prefix: detected.layout.prefix().to_owned(),
             config_path: journal.config_path.clone(),
             had_file: base.is_some(),
             edited_sha256: journal.new_sha256.clone(),
@@ -459,6 +475,7 @@ fn commit(
     }
     let mut installed = Installed::read(state)?.unwrap_or_else(|| Installed {
         format: 1,
+        prefix: detected.layout.prefix().to_owned(),
         config_path: detected.written_path().to_owned(),
         had_file: true,
         edited_sha256: digest(detected.written_bytes()),
@@ -474,7 +491,7 @@ fn commit(
 /// The runtime of KWasm's handler, if it stands in the configuration or did when we came.
 fn kwasm(state: &HostDir, config: Option<&[u8]>) -> Option<String> {
     config
-        .and_then(|bytes| kwasm_binary(bytes, &handler().name))
+        .and_then(|bytes| kwasm_binary(bytes, quartermaster_proto::HANDLER))
         .or_else(|| Installed::read(state).ok()??.kwasm)
 }
 
@@ -483,7 +500,8 @@ fn kwasm(state: &HostDir, config: Option<&[u8]>) -> Option<String> {
 /// # Errors
 /// A [`Failure`] when it does not run, or when the handler is not there.
 pub async fn verify_only(target: &Target, progress: &Progress) -> Result<Done, Failure> {
-    let _held = lock(&target.root, false).map_err(at(Stage::Detect))?;
+    let target = &target.located().await.map_err(at(Stage::Detect))?;
+    let _held = lock(&target.root, target.layout(), false).map_err(at(Stage::Detect))?;
     let detected: Detected = stage(progress, Stage::Detect, async {
         let detected = detect(&target.root, &target.overrides)
             .await

@@ -3,11 +3,10 @@
 use quartermaster_proto::v1::Stage;
 use similar::TextDiff;
 
+use super::Target;
 use super::command::at;
 use super::detect::{DetectError, Detected, detect};
-use super::layout::STATE_DIR;
 use super::record::Installed;
-use super::{Target, handler};
 use crate::config::{EditRecord, Plan, Refusal, Undo, Written, plan, plan_written, undo};
 use crate::failure::Failure;
 use crate::host::HostDir;
@@ -19,7 +18,7 @@ pub(crate) fn record(state: &HostDir) -> Option<EditRecord> {
 
 /// Plans; where an outdated entry of ours stands in the file, it is taken out by its record, which is exact.
 pub(crate) fn plan_with(detected: &Detected, record: Option<&EditRecord>) -> Result<Plan, Refusal> {
-    let handler = handler();
+    let handler = detected.layout.handler();
     let planned = plan_written(&detected.config, &detected.written, &handler)?;
     let (Plan::Edit(edit), Some(record)) = (&planned, record) else {
         return Ok(planned);
@@ -88,10 +87,14 @@ pub(crate) fn diff(path: &str, before: Option<&[u8]>, after: Option<&[u8]>) -> S
 /// # Errors
 /// A [`Failure`] when the node is refused.
 pub async fn preview(target: &Target) -> Result<(Detected, Result<Plan, Refusal>), Failure> {
+    let target = &target.located().await.map_err(at(Stage::Detect))?;
     let root = &target.root;
     let detected: Result<Detected, DetectError> = detect(root, &target.overrides).await;
     let detected = detected.map_err(at(Stage::Detect))?;
-    let record = root.dir(STATE_DIR).ok().and_then(|state| record(&state));
+    let record = root
+        .dir(&target.layout().state_dir())
+        .ok()
+        .and_then(|state| record(&state));
     let planned = plan_with(&detected, record.as_ref());
     Ok((detected, planned))
 }

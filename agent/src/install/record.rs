@@ -6,7 +6,7 @@ use quartermaster_proto::v1::InstallState;
 use serde::{Deserialize, Serialize};
 
 use super::journal::Journal;
-use super::layout::{CURRENT, EDITED, INSTALL_DIR, INSTALLED, ORIGINAL, STATE_DIR};
+use super::layout::{CURRENT, EDITED, INSTALLED, Layout, ORIGINAL, USUAL_PREFIX};
 use crate::config::{EditRecord, Piece};
 use crate::host::{HostDir, HostRoot};
 
@@ -15,6 +15,9 @@ use crate::host::{HostDir, HostRoot};
 pub struct Installed {
     /// 1. A program that finds another number leaves the record alone.
     pub format: u32,
+    /// Folder below which the install folder lies.
+    #[serde(default = "usual_prefix")]
+    pub prefix: String,
     /// Path of the configuration that was edited.
     pub config_path: String,
     /// Whether there was a file before.
@@ -29,6 +32,11 @@ pub struct Installed {
     /// back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kwasm: Option<String>,
+}
+
+/// Records of old had no other.
+fn usual_prefix() -> String {
+    USUAL_PREFIX.to_owned()
 }
 
 /// The node in the words of the protocol.
@@ -92,14 +100,14 @@ impl Installed {
 ///
 /// # Errors
 /// When a file of it is there and cannot be read.
-pub fn state(root: &HostRoot) -> io::Result<State> {
+pub fn state(root: &HostRoot, layout: &Layout) -> io::Result<State> {
     let version = root
-        .dir(INSTALL_DIR)
+        .dir(layout.install_dir())
         .ok()
         .and_then(|dir| std::fs::read_link(dir.path(CURRENT)).ok())
         .map(|link| link.to_string_lossy().into_owned())
         .unwrap_or_default();
-    let Ok(dir) = root.dir(STATE_DIR) else {
+    let Ok(dir) = root.dir(&layout.state_dir()) else {
         return Ok(State {
             state: InstallState::Absent,
             version,
@@ -133,10 +141,12 @@ mod tests {
     fn a_record_comes_back_with_its_edit() {
         let temporary = tempfile::tempdir().unwrap();
         let root = HostRoot::open(temporary.path()).unwrap();
-        assert_eq!(state(&root).unwrap().state, InstallState::Absent);
-        let dir = root.make_dir(STATE_DIR).unwrap();
+        let layout = Layout::default();
+        assert_eq!(state(&root, &layout).unwrap().state, InstallState::Absent);
+        let dir = root.make_dir(&layout.state_dir()).unwrap();
         let installed = Installed {
             format: 1,
+            prefix: USUAL_PREFIX.into(),
             config_path: "/etc/containerd/config.toml".into(),
             had_file: true,
             edited_sha256: None,
@@ -145,7 +155,7 @@ mod tests {
             kwasm: None,
         };
         installed.write(&dir, Some(b"before"), Some(b"after")).unwrap();
-        assert_eq!(state(&root).unwrap().state, InstallState::Installed);
+        assert_eq!(state(&root, &layout).unwrap().state, InstallState::Installed);
         let edit = installed.edit(&dir).unwrap();
         assert_eq!(
             (edit.before.as_deref(), &edit.after[..]),

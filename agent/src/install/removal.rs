@@ -1,16 +1,15 @@
 //! Removal: the stages of an installation the other way round, until nothing of us is on the node.
 
-use std::sync::Arc;
-
 use quartermaster_proto::v1::{FailureReason, Stage};
 use thiserror::Error;
 
+use super::Target;
 use super::boot_unit::BootUnit;
 use super::command::{CommandError, Done, Progress, Stop, at, lock, stage};
 use super::detect::{Detected, detect};
 use super::journal::{Journal, Kind};
 use super::kwasm;
-use super::layout::{INSTALL_DIR, RUN_DIR};
+use super::layout::{Layout, RUN_DIR};
 use super::lock::Lock;
 use super::pipeline::restartable;
 use super::planning::{diff, record};
@@ -18,7 +17,6 @@ use super::record::Installed;
 use super::rehearsal::{self, Script, rehearse};
 use super::sandboxes::{self, User};
 use super::swap::{self, Applied, Settled, SwapError, Swapped};
-use super::{Target, handler};
 use crate::config::{Handler, Undo, UndoError, Written, undo, undo_written};
 use crate::containerd::Expected;
 use crate::failure::{Failure, Reported};
@@ -35,8 +33,8 @@ enum RemovalError {
     NoAnswer(String),
     #[error("{path} {why}")]
     Undo { path: String, why: UndoError },
-    #[error("{INSTALL_DIR} cannot be removed: {0}")]
-    Remains(std::io::Error),
+    #[error("{0} cannot be removed: {1}")]
+    Remains(String, std::io::Error),
     #[error("KWasm's files in /opt/kwasm cannot be removed: {0}")]
     KwasmRemains(std::io::Error),
 }
@@ -47,7 +45,7 @@ impl Reported for RemovalError {
             Self::InUse(..) => FailureReason::HandlerInUse,
             Self::NoAnswer(_) => FailureReason::ContainerdUnreachable,
             Self::Undo { .. } => FailureReason::UnsupportedConfiguration,
-            Self::Remains(_) | Self::KwasmRemains(_) => FailureReason::PayloadFailed,
+            Self::Remains(..) | Self::KwasmRemains(_) => FailureReason::PayloadFailed,
         }
     }
 
@@ -59,7 +57,7 @@ impl Reported for RemovalError {
                 "Take the handler's tables out of the file by hand, restart containerd, then try again."
                     .into()
             }
-            Self::Remains(_) | Self::KwasmRemains(_) => "Remove the folder by hand.".into(),
+            Self::Remains(..) | Self::KwasmRemains(_) => "Remove the folder by hand.".into(),
         }
     }
 }
@@ -74,18 +72,20 @@ pub async fn uninstall(
     stop: Stop,
     force: bool,
 ) -> Result<Done, Failure> {
+    let target = &target.located().await.map_err(at(Stage::Detect))?;
     let root = &target.root;
-    let held = lock(root, false).map_err(at(Stage::Detect))?;
+    let layout = target.layout();
+    let held = lock(root, layout, false).map_err(at(Stage::Detect))?;
     let mut done = Done::default();
     if let Some((state, _)) = &held {
-        settle(root, state).await.map_err(at(Stage::Swap))?;
+        settle(target, state).await.map_err(at(Stage::Swap))?;
     }
     let mut detected = look(target, progress).await?;
     let users = users(&detected).await.map_err(at(Stage::Detect))?;
     if !users.is_empty() && !force {
         return Err(in_use(&users));
     }
-    let handler = handler();
+    let handler = layout.handler();
     let record = held.as_ref().and_then(|(state, _)| record(state));
     let kwasm = held
         .as_ref()
@@ -189,8 +189,8 @@ pub async fn uninstall(
             kwasm::remove_files(root)
                 .map_err(|error| Failure::at(Stage::Commit, &RemovalError::KwasmRemains(error)))?;
         }
-        clear(root, held).map_err(at(Stage::Commit))?;
-        Ok(((), format!("{INSTALL_DIR} is gone")))
+        clear(root, layout, held).map_err(at(Stage::Commit))?;
+        Ok(((), format!("{} is gone", layout.install_dir())))
     })
     .await?;
     Ok(done)
@@ -223,21 +223,22 @@ async fn look(target: &Target, progress: &Progress) -> Result<Detected, Failure>
     .await
 }
 
-async fn settle(root: &Arc<HostRoot>, state: &HostDir) -> Result<(), SwapError> {
+async fn settle(target: &Target, state: &HostDir) -> Result<(), SwapError> {
+    let (root, layout) = (&target.root, target.layout());
     if Journal::read(state)?.is_none() {
         return Ok(());
     }
     let systemd = Systemd::connect(root).await?;
-    match swap::settle(root, &systemd, state).await? {
+    match swap::settle(root, layout, &systemd, state).await? {
         Settled::Clear => Ok(()),
         // Never verified, so never committed: the way back is the journal's own.
-        Settled::Installed(..) => swap::roll_back(root, &systemd, state, "removal was ordered").await,
+        Settled::Installed(..) => swap::roll_back(root, layout, &systemd, state, "removal was ordered").await,
         Settled::Removed => Ok(Journal::close(root, state)?),
     }
 }
 
 async fn users(detected: &Detected) -> Result<Vec<User>, RemovalError> {
-    sandboxes::users(&detected.daemon, &handler().name)
+    sandboxes::users(&detected.daemon, quartermaster_proto::HANDLER)
         .await
         .map_err(|status| RemovalError::NoAnswer(status.message().to_owned()))
 }
@@ -250,7 +251,7 @@ fn in_use(users: &[User]) -> Failure {
     if users.len() > SHOWN {
         text.push_str(&format!(" and {} more", users.len() - SHOWN));
     }
-    let error = RemovalError::InUse(users.len(), handler().name, text);
+    let error = RemovalError::InUse(users.len(), quartermaster_proto::HANDLER.to_owned(), text);
     Failure {
         users: users.iter().map(|user| user.pod.clone()).collect(),
         ..Failure::at(Stage::Detect, &error)
@@ -265,24 +266,25 @@ async fn swap_back(
     after: Option<&[u8]>,
 ) -> Result<Option<Applied>, Failure> {
     // Our tables without our folder: somebody removed it. The host unit runs from there, so it comes back first.
+    let layout = target.layout();
     let made;
     let state = match held {
         Some((state, _)) => state,
         None => {
-            made = lock(&target.root, true).map_err(at(Stage::Swap))?;
+            made = lock(&target.root, layout, true).map_err(at(Stage::Swap))?;
             match &made {
                 Some((state, _)) => state,
-                None => return Err(Failure::at(Stage::Swap, &CommandError::Busy)),
+                None => return Err(Failure::at(Stage::Swap, &CommandError::Busy(layout.state_dir()))),
             }
         }
     };
-    if !target.root.exists(super::layout::AGENT_BINARY) {
+    if !target.root.exists(&layout.agent_binary()) {
         let payload = super::payload::Payload::open(&target.payload).map_err(at(Stage::Payload))?;
-        payload.place(&target.root).map_err(at(Stage::Payload))?;
+        payload.place(&target.root, layout).map_err(at(Stage::Payload))?;
     }
     let run = async {
         swap::planned(&target.root, Kind::Remove, detected, before, after).open(state, before, after)?;
-        match swap::run(&target.root, &detected.systemd, state).await? {
+        match swap::run(&target.root, layout, &detected.systemd, state).await? {
             Swapped::Applied(done) => {
                 Journal::close(&target.root, state)?;
                 Ok(Some(done))
@@ -298,11 +300,12 @@ async fn swap_back(
 }
 
 /// Removes the install folder, then what is left of the scratch folder.
-fn clear(root: &HostRoot, held: Option<(HostDir, Lock)>) -> Result<(), RemovalError> {
-    let remains = RemovalError::Remains;
+fn clear(root: &HostRoot, layout: &Layout, held: Option<(HostDir, Lock)>) -> Result<(), RemovalError> {
+    let install = layout.install_dir();
+    let remains = |error| RemovalError::Remains(install.to_owned(), error);
     // Without our folder it would fail at every boot.
     BootUnit::below(root.path()).remove().map_err(remains)?;
-    let (parent, name) = INSTALL_DIR.rsplit_once('/').unwrap_or(("", INSTALL_DIR));
+    let (parent, name) = install.rsplit_once('/').unwrap_or(("", install));
     if let Ok(parent) = root.dir(parent) {
         parent.remove_tree(name).map_err(remains)?;
         parent.sync().map_err(remains)?;

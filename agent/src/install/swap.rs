@@ -10,9 +10,8 @@ use tokio::time::{Instant, sleep};
 use zbus::wire::Variant;
 
 use super::detect::Detected;
-use super::handler;
 use super::journal::{Base, Journal, Kind, Outcome, Promise, Step, digest};
-use super::layout::{AGENT_BINARY, APPLY_UNIT, JOURNAL, STATE_DIR};
+use super::layout::{APPLY_UNIT, JOURNAL_OLD, Layout};
 use crate::checkpoint;
 use crate::describe::boot_id;
 use crate::failure::Reported;
@@ -39,16 +38,16 @@ const START_LIMIT_MICROS: u64 = 600_000_000;
 #[derive(Debug, Error)]
 pub(crate) enum SwapError {
     /// The state folder cannot be read or written.
-    #[error("the journal in {STATE_DIR} cannot be kept: {0}")]
+    #[error("the journal cannot be kept: {0}")]
     Journal(#[from] io::Error),
     /// The unit cannot be started.
     #[error("the host unit {APPLY_UNIT} cannot be run: {0}")]
     Systemd(#[from] SystemdError),
     /// The unit was started and did not begin.
     #[error(
-        "the host unit {APPLY_UNIT} ended as {0:?} before it did anything (is {STATE_DIR} on a file system that forbids execution?)"
+        "the host unit {APPLY_UNIT} ended as {0:?} before it did anything (is {1} on a file system that forbids execution?)"
     )]
-    NotRun(String),
+    NotRun(String, String),
     /// The unit ended without an outcome, again and again.
     #[error(
         "the host unit {APPLY_UNIT} was started {STARTS} times and each time ended without an outcome; the journal stays open"
@@ -76,6 +75,8 @@ pub(crate) enum SwapError {
     /// containerd is not healthy at all.
     #[error("containerd is not healthy on this node: {why}. {words}")]
     Broken {
+        /// Path of the configuration before the change.
+        kept: String,
         /// What was missing.
         why: String,
         /// The daemon's own words.
@@ -96,7 +97,7 @@ impl Reported for SwapError {
     fn remedy(&self) -> String {
         match self {
             Self::RolledBack { .. } => "The old configuration is back and containerd is healthy with it. `journalctl -u containerd` on the node says more.".into(),
-            Self::Broken { .. } => format!("Log in to the node: `systemctl status containerd`, `journalctl -u containerd`. The configuration before the change lies in {STATE_DIR}/journal.old."),
+            Self::Broken { kept, .. } => format!("Log in to the node: `systemctl status containerd`, `journalctl -u containerd`. The configuration before the change lies in {kept}."),
             Self::Refused { no_space: true, .. } => "Nothing was changed. Free some space beside the file, then try again.".into(),
             Self::Refused { .. } => "Nothing was changed. Make the file replaceable, then try again.".into(),
             Self::AlwaysChanging => "Nothing was changed. Find out who rewrites the file, then try again.".into(),
@@ -113,7 +114,7 @@ pub(crate) fn planned(
     old: Option<&[u8]>,
     new: Option<&[u8]>,
 ) -> Journal {
-    let ours = handler().name;
+    let ours = quartermaster_proto::HANDLER.to_owned();
     let handlers = detected.served.runtimes.keys();
     Journal {
         format: 1,
@@ -158,8 +159,13 @@ pub(crate) enum Swapped {
 }
 
 /// Runs the open journal to its end.
-pub(crate) async fn run(root: &HostRoot, systemd: &Systemd, state: &HostDir) -> Result<Swapped, SwapError> {
-    let outcome = drive(systemd, state).await?;
+pub(crate) async fn run(
+    root: &HostRoot,
+    layout: &Layout,
+    systemd: &Systemd,
+    state: &HostDir,
+) -> Result<Swapped, SwapError> {
+    let outcome = drive(layout, systemd, state).await?;
     match outcome {
         Outcome::Applied {
             gap_micros,
@@ -181,13 +187,18 @@ pub(crate) async fn run(root: &HostRoot, systemd: &Systemd, state: &HostDir) -> 
             Err(SwapError::RolledBack { why, words })
         }
         // The journal stays: what it keeps is what repairs the node.
-        Outcome::Broken { why, words } => Err(SwapError::Broken { why, words }),
+        Outcome::Broken { why, words } => Err(SwapError::Broken {
+            kept: format!("{}/{JOURNAL_OLD}", layout.state_dir()),
+            why,
+            words,
+        }),
     }
 }
 
 /// Takes an applied swap back, for this reason.
 pub(crate) async fn roll_back(
     root: &HostRoot,
+    layout: &Layout,
     systemd: &Systemd,
     state: &HostDir,
     why: &str,
@@ -197,17 +208,17 @@ pub(crate) async fn roll_back(
         journal.outcome = None;
         journal.write(state)?;
     }
-    match run(root, systemd, state).await {
+    match run(root, layout, systemd, state).await {
         Err(SwapError::RolledBack { .. }) => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Err(SwapError::NoOutcome),
     }
 }
 
-async fn drive(systemd: &Systemd, state: &HostDir) -> Result<Outcome, SwapError> {
+async fn drive(layout: &Layout, systemd: &Systemd, state: &HostDir) -> Result<Outcome, SwapError> {
     let deadline = Instant::now() + WATCH_LIMIT;
     for _ in 0..STARTS {
-        start(systemd).await?;
+        start(layout, systemd).await?;
         let mut polls: u32 = 0;
         loop {
             if let Some(outcome) = outcome(state)? {
@@ -248,13 +259,10 @@ fn outcome(state: &HostDir) -> io::Result<Option<Outcome>> {
         .and_then(|journal| journal.outcome))
 }
 
-async fn start(systemd: &Systemd) -> Result<(), SwapError> {
+async fn start(layout: &Layout, systemd: &Systemd) -> Result<(), SwapError> {
     let text = |text: &str| Variant::from(text.to_owned());
-    let arguments: Vec<String> = [AGENT_BINARY, "apply"]
-        .map(str::to_owned)
-        .into_iter()
-        .chain([format!("{STATE_DIR}/{JOURNAL}")])
-        .collect();
+    let agent = layout.agent_binary();
+    let arguments = vec![agent.clone(), "apply".to_owned(), layout.journal()];
     let limit = u64::try_from(UNIT_LIMIT.as_micros()).unwrap_or(u64::MAX);
     let mut properties: Vec<Property> = vec![
         (
@@ -263,10 +271,7 @@ async fn start(systemd: &Systemd) -> Result<(), SwapError> {
         ),
         ("Type", text("exec")),
         ("CollectMode", text("inactive-or-failed")),
-        (
-            "ExecStart",
-            Variant::from(vec![(AGENT_BINARY.to_owned(), arguments, false)]),
-        ),
+        ("ExecStart", Variant::from(vec![(agent, arguments, false)])),
         ("RuntimeMaxUSec", Variant::from(limit)),
         // Killed in the middle, it goes on by itself: the agent that started it may be gone for good.
         ("Restart", text("on-failure")),
@@ -281,7 +286,7 @@ async fn start(systemd: &Systemd) -> Result<(), SwapError> {
     systemd.reset_failed(APPLY_UNIT).await;
     match systemd.start_transient(APPLY_UNIT, &properties, START).await {
         Ok(job) if job.is_done() => Ok(()),
-        Ok(job) => Err(SwapError::NotRun(job.0)),
+        Ok(job) => Err(SwapError::NotRun(job.0, layout.install_dir().to_owned())),
         // An agent before us started it, and it still runs: its outcome is what we wait for.
         Err(SystemdError::UnitExists(_)) => Ok(()),
         Err(error) => Err(error.into()),
@@ -302,6 +307,7 @@ pub(crate) enum Settled {
 /// Finishes whatever an earlier command left in the middle.
 pub(crate) async fn settle(
     root: &HostRoot,
+    layout: &Layout,
     systemd: &Systemd,
     state: &HostDir,
 ) -> Result<Settled, SwapError> {
@@ -324,10 +330,10 @@ pub(crate) async fn settle(
         },
         Some(Outcome::Broken { .. }) => {
             // Somebody may have repaired it since: look again by going back once more.
-            roll_back(root, systemd, state, "containerd was not healthy").await?;
+            roll_back(root, layout, systemd, state, "containerd was not healthy").await?;
             return Ok(Settled::Clear);
         }
-        _ => match run(root, systemd, state).await {
+        _ => match run(root, layout, systemd, state).await {
             Ok(Swapped::Applied(done)) => done,
             Ok(Swapped::Replan) | Err(SwapError::RolledBack { .. } | SwapError::Refused { .. }) => {
                 return Ok(Settled::Clear);
@@ -346,14 +352,14 @@ pub(crate) async fn settle(
 ///
 /// # Errors
 /// When it could not be finished.
-pub(crate) async fn settle_at_start(root: &Arc<HostRoot>) -> Result<(), SwapError> {
-    let Ok(state) = root.dir(STATE_DIR) else {
+pub(crate) async fn settle_at_start(root: &Arc<HostRoot>, layout: &Layout) -> Result<(), SwapError> {
+    let Ok(state) = root.dir(&layout.state_dir()) else {
         return Ok(());
     };
     match Journal::read(&state)? {
         Some(journal) if !matches!(journal.step, Step::Planned | Step::Finished) => {
             let systemd = Systemd::connect(root).await?;
-            drive(&systemd, &state).await.map(drop)
+            drive(layout, &systemd, &state).await.map(drop)
         }
         _ => Ok(()),
     }

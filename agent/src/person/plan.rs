@@ -66,7 +66,7 @@ async fn on_this_node(arguments: &cli::Plan) -> anyhow::Result<ExitCode> {
                 read: &detected.config.path,
                 written: detected.written_path(),
                 socket: &detected.socket,
-                binary: install::handler().binary,
+                binary: detected.layout.handler_binary(),
                 restarts_along: &detected.unit.restarts_along,
             };
             show(arguments, &node, &planned)

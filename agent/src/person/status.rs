@@ -15,13 +15,13 @@ const LABEL: usize = 12;
 
 /// `status`
 pub(crate) async fn status(host: &Host, as_json: bool) -> anyhow::Result<ExitCode> {
-    let target = target(host)?;
+    let target = target(host)?.located().await?;
     let node = describe("", &target).await;
     let daemon = locate(&target).await;
-    let handler = install::handler().name;
-    let served = daemon.served().await.ok().map(|served| served.serves(&handler));
-    let pods = install::pods_using(&daemon, &handler).await;
-    let open = install::open_swap(&target.root);
+    let handler = quartermaster_proto::HANDLER;
+    let served = daemon.served().await.ok().map(|served| served.serves(handler));
+    let pods = install::pods_using(&daemon, handler).await;
+    let open = install::open_swap(&target);
     let state = match node.state() {
         InstallState::Installed => "installed",
         InstallState::InFlight => "in flight",

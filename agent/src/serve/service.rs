@@ -88,7 +88,12 @@ impl Agent {
         };
         let agent = Arc::clone(self);
         tokio::spawn(async move {
-            if let Err(error) = install::settle_at_start(&agent.target.root).await {
+            let target = &agent.target;
+            let layout = match target.located().await {
+                Ok(located) => located.layout().clone(),
+                Err(_) => target.layout().clone(),
+            };
+            if let Err(error) = install::settle_at_start(&target.root, &layout).await {
                 tracing::error!(%error, "an interrupted change could not be finished");
             }
             drop(turn);

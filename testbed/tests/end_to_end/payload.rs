@@ -93,6 +93,82 @@ pub(crate) fn a_cut_or_altered_copy_is_never_used(stage: &Stage) -> Result<()> {
     hand.ends(0, "uninstall").map(drop)
 }
 
+/// As on Container-Optimized OS, where programs run from this folder only.
+const OTHER_PREFIX: &str = "/home/kubernetes/bin";
+
+pub(crate) fn an_installation_below_another_prefix_works_is_found_again_and_goes_whole(
+    stage: &Stage,
+) -> Result<()> {
+    for node in ["worker-17", "worker-24"] {
+        below_another_prefix(stage, node).with_context(|| format!("on {node}"))?;
+    }
+    Ok(())
+}
+
+fn below_another_prefix(stage: &Stage, node: &str) -> Result<()> {
+    let hand = Hand::on(stage, node)?;
+    let before = stage.config(node)?;
+    let home = format!("{OTHER_PREFIX}/quartermaster");
+    // A folder that is not there is no prefix: it would be left behind.
+    hand.sh("rm -rf /home/kubernetes")?;
+    let said = hand.ends(3, &format!("install --prefix {OTHER_PREFIX}"))?;
+    ensure!(said.contains("is not there"), "it does not say why:\n{said}");
+    hand.sh(&format!("test ! -e /home/kubernetes; mkdir -p {OTHER_PREFIX}"))?;
+
+    // That a module runs through it is part of the installation.
+    hand.ends(0, &format!("install --prefix {OTHER_PREFIX}"))?;
+    let config = stage.config(node)?;
+    ensure!(
+        config.contains(&format!("\"{home}/current/bin/crun\"")) && !config.contains(INSTALLED),
+        "the handler's program is another:\n{config}"
+    );
+    hand.sh(&format!(
+        "test ! -e {INSTALLED}; {home}/current/bin/crun --version"
+    ))?;
+
+    // From here on nobody says where it is.
+    let status = hand.ends(0, "status")?;
+    ensure!(
+        status.contains("installed") && !status.contains("not installed"),
+        "{status}"
+    );
+    hand.ends(4, "install")?;
+    let said = hand.ends(3, "install --prefix /srv")?;
+    ensure!(
+        said.contains(OTHER_PREFIX),
+        "it does not say where it is:\n{said}"
+    );
+    let crun = format!("{home}/current/bin/crun");
+    for damage in [
+        format!("printf x | dd of={crun} bs=1 seek=100000 conv=notrunc 2>/dev/null"),
+        format!("cp {HAND}/payload/bin/crun {crun}"),
+    ] {
+        let whole = hand.sh(&format!("sha256sum {crun}"))?;
+        hand.sh(&damage)?;
+        ensure!(
+            hand.sh(&format!("sha256sum {crun}"))? != whole,
+            "it is not damaged"
+        );
+        let said = hand.ends(0, "install")?;
+        ensure!(said.contains(" copied, "), "it was not copied anew:\n{said}");
+        ensure!(hand.sh(&format!("sha256sum {crun}"))? == whole, "it is another");
+    }
+
+    // The copy on the node knows its place as well.
+    let said = hand.sh(&format!("{home}/current/bin/quartermaster-agent uninstall"))?;
+    ensure!(said.contains("Removed."), "it said {said}");
+    ensure!(
+        stage.config(node)? == before,
+        "the configuration is not what it was"
+    );
+    let left = hand.sh(&format!(
+        "ls -A {OTHER_PREFIX}; ls -d {INSTALLED} /run/quartermaster /etc/containerd/.config* /etc/systemd/system/quartermaster* 2>/dev/null
+         systemctl list-units --all --plain --no-legend 'quartermaster*'; rm -r /home/kubernetes"
+    ))?;
+    ensure!(left.trim().is_empty(), "{node} keeps something of ours:\n{left}");
+    Ok(())
+}
+
 pub(crate) fn an_upgrade_leaves_pods_running_and_containerd_alone(stage: &Stage) -> Result<()> {
     let node = "worker-24";
     stage.annotate(&[node], "kwasm.sh/kwasm-node=true")?;

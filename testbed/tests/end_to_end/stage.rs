@@ -45,7 +45,7 @@ impl Stage {
         for node in NODES {
             self.until_unmarked(node)?;
             // What was installed by hand.
-            let script = "cd /root/hand 2>/dev/null && [ -e /opt/quartermaster ] && ./quartermaster-agent uninstall --payload payload; true";
+            let script = "cd /root/hand 2>/dev/null && ls -d /opt/quartermaster /home/kubernetes/bin/quartermaster 2>/dev/null | grep -q . && ./quartermaster-agent uninstall --payload payload; true";
             self.cluster.exec(node, &["sh", "-c", script])?;
         }
         Ok(())
