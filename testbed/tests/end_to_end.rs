@@ -210,36 +210,12 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         pull::a_mirror_that_the_node_has_set_is_used,
     ),
     (
-        "pins_are_held_for_each_owner_and_let_go_with_the_last",
-        pull::pins_are_held_for_each_owner_and_let_go_with_the_last,
-    ),
-    (
-        "every_kind_of_name_is_pulled_and_starts_without_a_second_pull",
-        pull::every_kind_of_name_is_pulled_and_starts_without_a_second_pull,
-    ),
-    (
         "secrets_are_tried_in_turn_and_written_nowhere",
         pull::secrets_are_tried_in_turn_and_written_nowhere,
     ),
     (
         "the_kubelets_credential_providers_are_asked_on_the_host",
         pull::the_kubelets_credential_providers_are_asked_on_the_host,
-    ),
-    (
-        "a_registry_that_stalls_or_asks_for_patience_is_told",
-        pull::a_registry_that_stalls_or_asks_for_patience_is_told,
-    ),
-    (
-        "a_cancelled_pull_stops_in_containerd_and_a_kubelet_beside_it_goes_on",
-        pull::a_cancelled_pull_stops_in_containerd_and_a_kubelet_beside_it_goes_on,
-    ),
-    (
-        "a_layer_that_images_share_is_fetched_once",
-        pull::a_layer_that_images_share_is_fetched_once,
-    ),
-    (
-        "what_does_not_fit_is_not_pulled",
-        pull::what_does_not_fit_is_not_pulled,
     ),
 ];
 
@@ -256,6 +232,30 @@ const SOAK: &[(&str, Scenario)] = &[
     (
         "a_node_survives_a_power_cut_between_any_two_steps_of_the_host_unit",
         crash::a_node_survives_a_power_cut_between_any_two_steps_of_the_host_unit,
+    ),
+    (
+        "pins_are_held_for_each_owner_and_let_go_with_the_last",
+        pull::pins_are_held_for_each_owner_and_let_go_with_the_last,
+    ),
+    (
+        "every_kind_of_name_is_pulled_and_starts_without_a_second_pull",
+        pull::every_kind_of_name_is_pulled_and_starts_without_a_second_pull,
+    ),
+    (
+        "a_registry_that_stalls_or_asks_for_patience_is_told",
+        pull::a_registry_that_stalls_or_asks_for_patience_is_told,
+    ),
+    (
+        "a_cancelled_pull_stops_in_containerd_and_a_kubelet_beside_it_goes_on",
+        pull::a_cancelled_pull_stops_in_containerd_and_a_kubelet_beside_it_goes_on,
+    ),
+    (
+        "a_layer_that_images_share_is_fetched_once",
+        pull::a_layer_that_images_share_is_fetched_once,
+    ),
+    (
+        "what_does_not_fit_is_not_pulled",
+        pull::what_does_not_fit_is_not_pulled,
     ),
 ];
 
