@@ -7,7 +7,9 @@ use tonic::Code;
 pub fn reason_of(code: Code, message: &str) -> FailureReason {
     let message = message.to_ascii_lowercase();
     let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
-    if says(&["no space left", "disk quota exceeded"]) {
+    if says(&["invalid reference format", "failed to parse image reference"]) {
+        FailureReason::InvalidReference
+    } else if says(&["no space left", "disk quota exceeded"]) {
         FailureReason::NoSpace
     } else if says(&["429 too many", "too many requests", "toomanyrequests"]) {
         FailureReason::RateLimited
@@ -117,6 +119,10 @@ mod tests {
     #[test]
     fn containerds_words_become_reasons() {
         for (message, wanted) in [
+            (
+                "failed to parse image reference \"UPPER/x:1\": invalid reference format: repository name must be lowercase",
+                FailureReason::InvalidReference,
+            ),
             (
                 "failed to pull and unpack image \"docker.io/library/x:1\": failed to resolve reference \"docker.io/library/x:1\": docker.io/library/x:1: not found",
                 FailureReason::ImageNotFound,
