@@ -25,6 +25,8 @@ mod identity;
 mod kwasm;
 #[path = "end_to_end/leadership.rs"]
 mod leadership;
+#[path = "end_to_end/operator.rs"]
+mod operator;
 #[path = "end_to_end/payload.rs"]
 mod payload;
 #[path = "end_to_end/prefetch.rs"]
@@ -200,6 +202,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "an_api_server_that_goes_away_in_the_middle_is_waited_for",
         leadership::an_api_server_that_goes_away_in_the_middle_is_waited_for,
+    ),
+    (
+        "the_leader_is_asked_paused_and_resumed",
+        operator::the_leader_is_asked_paused_and_resumed,
+    ),
+    (
+        "everything_is_removed_whatever_annotations_say",
+        operator::everything_is_removed_whatever_annotations_say,
     ),
     (
         "auto_provision_takes_every_node_but_one_at_a_time",
