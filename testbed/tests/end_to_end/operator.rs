@@ -5,6 +5,19 @@ use anyhow::{Context, Result, ensure};
 use crate::stage::{NODES, Stage};
 
 impl Stage {
+    /// Takes back a pause, a halt or a removal of everything.
+    pub(crate) fn forget_what_was_told(&self) -> Result<()> {
+        self.kubectl(&[
+            "patch",
+            "configmap",
+            "quartermaster-control",
+            "--namespace=quartermaster",
+            "--type=merge",
+            "--patch={\"data\":null}",
+        ])
+        .map(drop)
+    }
+
     /// Runs the coordinator's own program in the pod that leads.
     fn leader(&self, args: &[&str]) -> Result<String> {
         let lease = self.get(&["lease", "quartermaster-coordinator", "--namespace=quartermaster"])?;
@@ -76,8 +89,12 @@ pub(crate) fn everything_is_removed_whatever_annotations_say(stage: &Stage) -> R
         stage.annotate(&[node], "kwasm.sh/kwasm-node=true")?;
         stage.until_provisioned(node)?;
     }
-    let said = stage.leader(&["remove-all", "--wait", "2m"])?;
-    ensure!(said.contains("nothing of Quartermaster is left"), "{said}");
+    // A containerd that restarts under the leader's pod ends the exec, and nothing else: it is asked again.
+    stage.until("everything to be removed", || {
+        let said = stage.leader(&["remove-all", "--wait", "30s"])?;
+        ensure!(said.contains("nothing of Quartermaster is left"), "{said}");
+        Ok(())
+    })?;
     for node in ["worker-17", "worker-21"] {
         stage.until_unmarked(node)?;
     }
@@ -86,13 +103,6 @@ pub(crate) fn everything_is_removed_whatever_annotations_say(stage: &Stage) -> R
         "the configuration is not what it was"
     );
     stage.annotate(&["worker-17", "worker-21"], "kwasm.sh/kwasm-node-")?;
-    stage.kubectl(&[
-        "patch",
-        "configmap",
-        "quartermaster-control",
-        "--namespace=quartermaster",
-        "--type=merge",
-        "--patch={\"data\":null}",
-    ])?;
+    stage.forget_what_was_told()?;
     stage.until_agents_are_gone()
 }

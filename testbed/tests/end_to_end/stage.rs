@@ -41,6 +41,7 @@ impl Stage {
             "--namespace=default",
             "--timeout=60s",
         ])?;
+        self.forget_what_was_told()?;
         self.annotate(&NODES, "kwasm.sh/kwasm-node-")?;
         for node in NODES {
             self.until_unmarked(node)?;
