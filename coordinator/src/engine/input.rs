@@ -6,7 +6,8 @@ use quartermaster_proto::v1::provision_event::Event as StageEvent;
 use tonic::transport::Channel;
 
 use super::feeds::AgentPod;
-use super::pulls::{ImageReport, Released};
+use super::pulls::ImageReport;
+use super::releases::Released;
 use super::writes::WriteError;
 use crate::control::Control;
 use crate::node::{NodeFacts, Outcome, Version, Work};

@@ -1,0 +1,104 @@
+//! Which nodes may pull now: the places that each Prefetch has, and what registries bear.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::{Engine, Key, Subject};
+use crate::prefetch::{Wanted, host};
+
+/// Until it is asked again whether a registry that asks for patience can take one more node.
+const REGISTRY_PAUSE: SignedDuration = SignedDuration::from_secs(2);
+
+impl Engine {
+    /// The images for which one of their Prefetches has a place free for this node, which it takes. A node that gets
+    /// none is called when one is free.
+    pub(super) fn engage(
+        &mut self,
+        name: &str,
+        images: Vec<Arc<str>>,
+        wanted: &Wanted,
+        keys: &[Key],
+    ) -> Vec<Arc<str>> {
+        let claimed: BTreeSet<usize> = images
+            .iter()
+            .filter_map(|image| wanted.images.get(image))
+            .flat_map(|want| want.by.iter().copied())
+            .collect();
+        let mut open = HashSet::new();
+        for place in claimed {
+            let Some(prefetch) = keys.get(place).and_then(|key| self.prefetches.get(key)) else {
+                continue;
+            };
+            let key = &keys[place];
+            let runtime = self.runtime.entry(name.to_owned()).or_default();
+            let state = self.status.entry(key.clone()).or_default();
+            let meant = usize::try_from(prefetch.status.nodes.wanted).unwrap_or(0);
+            if runtime.engaged.contains(key) {
+                open.insert(place);
+            } else if state.engaged < prefetch.pull.parallelism.of(meant) {
+                state.engaged += 1;
+                state.waiting.remove(name);
+                runtime.engaged.insert(key.clone());
+                open.insert(place);
+            } else {
+                state.waiting.insert(name.to_owned());
+            }
+        }
+        let mut images = images;
+        images.retain(|image| {
+            wanted
+                .images
+                .get(image)
+                .is_some_and(|want| want.by.iter().any(|place| open.contains(place)))
+        });
+        images
+    }
+
+    /// Gives back the places that a node has taken, and calls one that waits for each.
+    pub(super) fn disengage(&mut self, name: &str) {
+        let Some(runtime) = self.runtime.get_mut(name) else {
+            return;
+        };
+        for key in std::mem::take(&mut runtime.engaged) {
+            if let Some(state) = self.status.get_mut(&key) {
+                state.engaged = state.engaged.saturating_sub(1);
+                self.dirty_nodes.extend(state.waiting.pop_first());
+            }
+        }
+    }
+
+    /// Without the images of registries that ask for patience and have as many nodes as they take.
+    pub(super) fn admitted_by_registries(
+        &mut self,
+        name: &str,
+        mut images: Vec<Arc<str>>,
+        now: Timestamp,
+    ) -> Vec<Arc<str>> {
+        let before = images.len();
+        images.retain(|image| {
+            let host = host(image);
+            let pulling = self.pulling_from.get(host).copied().unwrap_or(0);
+            self.registries.at_once(host).is_none_or(|most| pulling < most)
+        });
+        if images.len() < before {
+            self.wake(now + REGISTRY_PAUSE, Subject::Node(name.to_owned()));
+        }
+        images
+    }
+
+    /// A pull of this node is over.
+    pub(super) fn leave_registries(&mut self, name: &str) {
+        let hosts = self
+            .runtime
+            .get_mut(name)
+            .map(|runtime| std::mem::take(&mut runtime.hosts));
+        for host in hosts.into_iter().flatten() {
+            if let Some(pulling) = self.pulling_from.get_mut(&host) {
+                *pulling = pulling.saturating_sub(1);
+            }
+        }
+        self.pulling_from.retain(|_, pulling| *pulling > 0);
+    }
+}
