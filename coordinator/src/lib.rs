@@ -10,6 +10,7 @@ pub mod identity;
 mod leadership;
 pub mod node;
 pub mod operator;
+pub mod others;
 pub mod prefetch;
 pub mod report;
 mod settings;

@@ -105,6 +105,8 @@ fn the_coordinator_has_these_rights_in_the_whole_cluster_and_no_other() {
         batch/jobs: get list watch
         authentication.k8s.io/tokenreviews: create
         events.k8s.io/events: create patch
+        node.k8s.io/runtimeclasses/crun: get
+        node.k8s.io/runtimeclasses/wasmedge: get
     ");
     assert_eq!(
         bound(&objects(), "ClusterRoleBinding", "quartermaster-coordinator"),

@@ -27,6 +27,8 @@ mod kwasm;
 mod leadership;
 #[path = "end_to_end/operator.rs"]
 mod operator;
+#[path = "end_to_end/others.rs"]
+mod others;
 #[path = "end_to_end/payload.rs"]
 mod payload;
 #[path = "end_to_end/prefetch.rs"]
@@ -78,6 +80,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "a_handler_of_kwasm_that_does_not_work_is_replaced",
         kwasm::a_handler_of_kwasm_that_does_not_work_is_replaced,
+    ),
+    (
+        "nothing_is_provisioned_beside_another_operator_and_what_it_left_is_named",
+        others::nothing_is_provisioned_beside_another_operator_and_what_it_left_is_named,
     ),
     (
         "a_rebooted_node_is_verified_again",

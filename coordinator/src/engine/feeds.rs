@@ -99,6 +99,7 @@ fn daemon_node(pod: &Pod) -> Option<String> {
 impl Engine {
     pub(super) fn start_feeds(&mut self) {
         self.start_control_feed();
+        self.start_feeds_of_others();
         let client = &self.setup.client;
         let pods: Api<Pod> = Api::namespaced(client.clone(), &self.setup.namespace);
         self.tasks.spawn(pump(

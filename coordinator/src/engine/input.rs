@@ -11,6 +11,7 @@ use super::releases::Released;
 use super::writes::WriteError;
 use crate::control::Control;
 use crate::node::{NodeFacts, Outcome, Version, Work};
+use crate::others::DeploymentFacts;
 use crate::prefetch::{PrefetchFacts, PrefetchStatus, Trouble, WorkloadFacts, WorkloadKind};
 
 type Key = (String, String);
@@ -34,6 +35,13 @@ pub(super) enum Input {
     Workload(WorkloadKind, Change<Key, WorkloadFacts>),
     /// The ConfigMap of what people have told us.
     Control(Change<String, Control>),
+    /// Deployments that may be operators, from one of the places where they are looked for.
+    Operator(usize, Change<Key, DeploymentFacts>),
+    /// Something of the cluster that is to be told.
+    Seen {
+        reason: &'static str,
+        words: String,
+    },
     /// Agent pods, by their own name.
     Agent(Change<String, AgentPod>),
     /// An agent was dialled.

@@ -15,6 +15,7 @@ mod input;
 mod nodes;
 mod notices;
 mod orders;
+mod others;
 mod outcomes;
 mod prefetches;
 mod pulls;
@@ -47,6 +48,7 @@ use crate::report::Metrics;
 pub(crate) use answers::Question;
 use input::{Change, Input};
 use notices::Notices;
+use others::Others;
 pub(crate) use pulls::PullSettings;
 use reports::Reports;
 pub(crate) use reports::{SHARDS, key_of, name as report_map, shard_of};
@@ -106,6 +108,8 @@ type Key = (String, String);
 enum Subject {
     Node(String),
     Prefetch(Key),
+    /// Those who were here before.
+    Others,
     /// Only the loop itself.
     Metrics,
 }
@@ -123,6 +127,7 @@ pub(crate) struct Engine {
     secrets: Arc<PullSecrets>,
     synced: Synced,
     control: Control,
+    others: Others,
     /// People who wait for the agent of a node.
     guests: HashMap<String, Vec<oneshot::Sender<Result<Channel, String>>>>,
     reports: Reports,
@@ -184,6 +189,7 @@ pub(crate) async fn lead(
         )),
         synced: Synced::default(),
         control: Control::default(),
+        others: Others::default(),
         guests: HashMap::new(),
         reports: Reports::default(),
         failures: 0,
@@ -231,6 +237,8 @@ impl Engine {
             Input::Node(change) => self.node_changed(change),
             Input::Prefetch(change) => self.prefetch_changed(change),
             Input::Control(change) => self.control_changed(change),
+            Input::Operator(place, change) => self.operator_changed(place, change),
+            Input::Seen { reason, words } => self.say_of_others(reason, &words),
             Input::Workload(kind, change) => self.workload_changed(kind, change),
             Input::Agent(change) => self.agent_changed(change),
             Input::Linked {
@@ -259,6 +267,10 @@ impl Engine {
                 match subject {
                     Subject::Node(name) => self.dirty_nodes.insert(name),
                     Subject::Prefetch(key) => self.dirty_prefetches.insert(key),
+                    Subject::Others => {
+                        self.look_around();
+                        continue;
+                    }
                     Subject::Metrics => continue,
                 };
             }
@@ -300,7 +312,8 @@ impl Engine {
     }
 
     fn is_synced(&self) -> bool {
-        self.synced.nodes && self.synced.prefetches && self.synced.agents && self.synced.control
+        let synced = &self.synced;
+        synced.nodes && synced.prefetches && synced.agents && synced.control && self.others.synced()
     }
 
     fn wake(&mut self, at: Timestamp, subject: Subject) {

@@ -106,6 +106,7 @@ impl Engine {
                 attempt: &runtime.attempt,
                 turn,
                 removing: self.control.removing,
+                other: self.others.provisioner.as_deref(),
                 drifted,
                 recheck: jittered(self.setup.recheck, name),
                 now,

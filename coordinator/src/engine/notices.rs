@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use crate::node::NodeFacts;
+use crate::others::DeploymentFacts;
 use crate::prefetch::PrefetchFacts;
 
 /// Events that wait to be written; more are dropped, since an Event is no place for truth.
@@ -58,6 +59,18 @@ impl Notices {
             ..ObjectReference::default()
         };
         self.publish(object, warning, reason, "Prefetch", note);
+    }
+
+    pub(super) fn of_deployment(&self, deployment: &DeploymentFacts, reason: &str, note: &str) {
+        let object = ObjectReference {
+            api_version: Some("apps/v1".into()),
+            kind: Some("Deployment".into()),
+            name: Some(deployment.name.clone()),
+            namespace: Some(deployment.namespace.clone()),
+            uid: Some(deployment.uid.clone()),
+            ..ObjectReference::default()
+        };
+        self.publish(object, true, reason, "LookAround", note);
     }
 
     fn publish(&self, object: ObjectReference, warning: bool, reason: &str, action: &str, note: &str) {

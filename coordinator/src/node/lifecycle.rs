@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use quartermaster_proto::v1::FailureReason;
 
 use super::facts::NodeFacts;
-use super::marks::{Marks, Restart, RestartKind};
+use super::marks::{ANOTHER_OPERATOR, Marks, Restart, RestartKind};
 
 /// How long a summoned agent may take to come before the node's condition says so.
 const ARRIVAL: SignedDuration = SignedDuration::from_secs(120);
@@ -28,6 +28,8 @@ pub struct Situation<'a> {
     pub turn: bool,
     /// Everything of ours is being removed from the cluster, whatever annotations say.
     pub removing: bool,
+    /// Another operator provisions nodes too; with its name and what to do.
+    pub other: Option<&'a str>,
     /// The kubelet has not named our handler for a while.
     pub drifted: bool,
     /// After how long what was verified is verified again.
@@ -179,7 +181,7 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
     let node = s.node;
     let marks = &node.marks;
     if let Some((reason, message)) = unservable(node) {
-        return refuse(s, reason, &message);
+        return refuse(s, &reason.camel_case(), &message);
     }
     let ours = marks.spec_hash.as_deref() == Some(s.spec_hash) && marks.restart.is_none();
     let verified = ours && node.is_verified() && !s.drifted;
@@ -192,6 +194,15 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
     let trusted_until = marks.condition.as_ref().map(|c| c.checked + s.recheck);
     if let Some(until) = trusted_until.filter(|until| verified && *until > s.now) {
         return NodeStep::Trusted(until);
+    }
+    // What is under way goes on to its end; nothing is begun beside another.
+    if let Some(other) = s.other.filter(|_| marks.restart.is_none()) {
+        let works = marks.condition_is_true() && node.is_verified() && !s.drifted;
+        return if works {
+            NodeStep::Refused
+        } else {
+            refuse(s, ANOTHER_OPERATOR, other)
+        };
     }
     if s.attempt.retry.is_none() && refused_before(marks) {
         return NodeStep::Refused;
@@ -245,7 +256,7 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
 fn decide_unwanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
     let node = s.node;
     let marks = &node.marks;
-    if node.os != "linux" || node.is_virtual || marks.only_awaited_an_agent() {
+    if node.os != "linux" || node.is_virtual || marks.only_waited() {
         return NodeStep::Mark(Box::new(marks.without_provisioning()));
     }
     if let Some(step) = not_now(s) {
@@ -296,9 +307,9 @@ fn unservable(node: &NodeFacts) -> Option<(FailureReason, String)> {
     Some((FailureReason::UnsupportedHost, why))
 }
 
-fn refuse(s: &Situation<'_>, reason: FailureReason, message: &str) -> NodeStep {
+fn refuse(s: &Situation<'_>, reason: &str, message: &str) -> NodeStep {
     let mut marks = s.node.marks.clone();
-    marks.set_condition(false, &reason.camel_case(), message, s.now);
+    marks.set_condition(false, reason, message, s.now);
     if marks == s.node.marks {
         NodeStep::Refused
     } else {

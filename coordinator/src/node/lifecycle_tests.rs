@@ -59,6 +59,7 @@ fn situation<'a>(node: &'a NodeFacts, attempt: &'a Attempt) -> Situation<'a> {
         attempt,
         turn: true,
         removing: false,
+        other: None,
         drifted: false,
         recheck: SignedDuration::from_hours(6),
         now: at(1000),
@@ -499,4 +500,75 @@ fn a_failure_that_is_told_is_not_hidden_by_a_missing_agent() {
     let told = node.marks.clone();
     node.marks.agent_is_unavailable("no agent", at(1));
     assert_eq!(node.marks, told);
+}
+
+const OTHER: Option<&str> = Some("the KWasm operator runs");
+
+#[test]
+fn nothing_is_begun_beside_another_operator_and_the_node_says_so() {
+    let node = bare(Some("true"));
+    let beside = |node: &NodeFacts| {
+        decide(
+            &Situation {
+                other: OTHER,
+                agent_ready: false,
+                ..situation(node, &FRESH)
+            },
+            "id",
+        )
+    };
+    let marks = marked(beside(&node));
+    let condition = marks.condition.clone().expect("a condition");
+    assert!(!condition.status);
+    assert_eq!(condition.reason, "AnotherOperator");
+    assert_eq!(marks.agent, None, "no agent is summoned");
+    let mut told = node.clone();
+    told.marks = marks;
+    assert_eq!(beside(&told), NodeStep::Refused);
+    // It ends, and the node is taken up at once.
+    let alone = Situation {
+        agent_ready: false,
+        ..situation(&told, &FRESH)
+    };
+    assert_eq!(decide(&alone, "id"), NodeStep::Summon);
+    // Nobody wants it any more: only words are taken back, and no agent comes for that.
+    told.intent = None;
+    assert_eq!(marked(beside(&told)), Marks::default());
+}
+
+#[test]
+fn what_runs_goes_on_beside_another_operator() {
+    let node = provisioned(Some("true"));
+    let upgraded = Situation {
+        other: OTHER,
+        spec_hash: "spec-2",
+        ..situation(&node, &FRESH)
+    };
+    assert_eq!(decide(&upgraded, "id"), NodeStep::Refused, "and its labels stay");
+    let mut midway = bare(Some("true"));
+    midway.marks.restart = Some(Restart {
+        kind: RestartKind::Install,
+        id: "begun".into(),
+    });
+    let midway = Situation {
+        other: OTHER,
+        ..situation(&midway, &FRESH)
+    };
+    assert_eq!(
+        decide(&midway, "id"),
+        NodeStep::Order(Work::Install, "begun".into())
+    );
+}
+
+#[test]
+fn a_removal_goes_on_beside_another_operator() {
+    let node = provisioned(None);
+    let step = decide(
+        &Situation {
+            other: OTHER,
+            ..situation(&node, &FRESH)
+        },
+        "id",
+    );
+    assert_eq!(step, NodeStep::Order(Work::PrepareRemove, "id".into()));
 }

@@ -23,6 +23,8 @@ const CONDITION: &str = "WasmRuntimeReady";
 
 /// Reason of the condition while a summoned agent does not come.
 const NO_AGENT: &str = "AgentUnavailable";
+/// Reason of the condition while another operator provisions nodes.
+pub(super) const ANOTHER_OPERATOR: &str = "AnotherOperator";
 /// Value of the label `kwasm.sh/agent` that the agent's DaemonSet selects.
 pub(crate) const SUMMONED: &str = "summoned";
 /// The effect of both taints.
@@ -237,14 +239,14 @@ impl Marks {
         }
     }
 
-    /// Whether all that was ever done for the node was to wait for an agent.
-    pub fn only_awaited_an_agent(&self) -> bool {
+    /// Whether all that was ever done for the node was to wait: for an agent, or for another operator to end.
+    pub fn only_waited(&self) -> bool {
         let untouched = Self {
             condition: self.condition.clone(),
             fence: self.fence,
             ..self.without_provisioning()
         };
-        let nothing_but_words = |c: &Condition| c.reason == NO_AGENT;
+        let nothing_but_words = |c: &Condition| [NO_AGENT, ANOTHER_OPERATOR].contains(&c.reason.as_str());
         *self == untouched && self.condition.as_ref().is_none_or(nothing_but_words)
     }
 
