@@ -6,6 +6,11 @@ pub(super) enum Fault {
     KillCoordinator,
     PauseCoordinator,
     PauseApiServer,
+    RestartApiServer,
+    Throttle,
+    ExpireWatches,
+    HoldWatches,
+    StaleLists,
     KillAgent,
     HangAgent,
     CutAgent,
@@ -20,10 +25,15 @@ pub(super) enum Fault {
 }
 
 /// Each with its weight.
-const FAULTS: [(Fault, u32); 14] = [
+const FAULTS: [(Fault, u32); 19] = [
     (Fault::KillCoordinator, 3),
     (Fault::PauseCoordinator, 2),
     (Fault::PauseApiServer, 2),
+    (Fault::RestartApiServer, 1),
+    (Fault::Throttle, 2),
+    (Fault::ExpireWatches, 3),
+    (Fault::HoldWatches, 3),
+    (Fault::StaleLists, 3),
     (Fault::KillAgent, 8),
     (Fault::HangAgent, 4),
     (Fault::CutAgent, 8),
@@ -44,6 +54,11 @@ impl Fault {
             Self::KillCoordinator => "coordinator killed",
             Self::PauseCoordinator => "coordinator paused",
             Self::PauseApiServer => "API server paused",
+            Self::RestartApiServer => "API server restarted",
+            Self::Throttle => "requests throttled",
+            Self::ExpireWatches => "watches expired",
+            Self::HoldWatches => "watches held back",
+            Self::StaleLists => "lists stale",
             Self::KillAgent => "agent killed",
             Self::HangAgent => "agent hung",
             Self::CutAgent => "connections cut",

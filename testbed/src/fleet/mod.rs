@@ -10,6 +10,7 @@ mod agent;
 mod chaos;
 mod command;
 mod fault;
+mod gateway;
 mod kubelet;
 mod ledger;
 mod line;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
+use kube::runtime::watcher;
 use kube::runtime::watcher::{Config, Event};
-use kube::runtime::{WatchStreamExt, watcher};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::ledger::{Ledger, locked};
@@ -18,6 +18,10 @@ use super::machine::Machine;
 /// For so long of a leader's undisturbed time a node may look as it did before a boot that the leader has yet to hear of.
 const GRACE: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(200);
+/// Until a watch that was lost is taken up again: what happens meanwhile is not seen.
+const BLIND: Duration = Duration::from_millis(100);
+/// The annotation of a Node that is being restarted.
+pub(super) const RESTART: &str = "kwasm.sh/restart";
 
 /// A Node as the watch last brought it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,12 +73,7 @@ impl Seen {
                 ["kwasm.sh/repairing", "kwasm.sh/not-ready"].contains(&taint.key.as_str())
                     && taint.effect == "NoSchedule"
             }),
-            restart: annotation("kwasm.sh/restart").map(|text| {
-                let id = serde_json::from_str::<serde_json::Value>(&text)
-                    .ok()
-                    .and_then(|restart| restart["id"].as_str().map(ToOwned::to_owned));
-                id.unwrap_or(text)
-            }),
+            restart: annotation(RESTART).map(restart_id),
             verified_boot: annotation("kwasm.sh/verified-boot-id"),
             images_verified: annotation("cache.techsquad.rocks/images-verified"),
             condition: conditions
@@ -112,6 +111,14 @@ impl Seen {
     }
 }
 
+/// The command that the annotation of a restart names.
+pub(super) fn restart_id(text: String) -> String {
+    let id = serde_json::from_str::<serde_json::Value>(&text)
+        .ok()
+        .and_then(|restart| restart["id"].as_str().map(ToOwned::to_owned));
+    id.unwrap_or(text)
+}
+
 /// The watch, and what it has brought.
 pub(super) struct Observer {
     machines: HashMap<String, Arc<Machine>>,
@@ -145,7 +152,7 @@ impl Observer {
     /// Watches for ever.
     pub(super) async fn watch(self: Arc<Self>, client: kube::Client) {
         let config = Config::default().page_size(500);
-        let mut events = std::pin::pin!(watcher(Api::<Node>::all(client), config).default_backoff());
+        let mut events = std::pin::pin!(watcher(Api::<Node>::all(client), config));
         let mut listed = BTreeSet::new();
         while let Some(event) = events.next().await {
             match event {
@@ -162,7 +169,7 @@ impl Observer {
                 }
                 Ok(Event::Apply(node)) => self.is_so(&node),
                 Ok(Event::Delete(node)) => self.is_gone(node.metadata.name.as_deref().unwrap_or_default()),
-                Err(_) => {}
+                Err(_) => tokio::time::sleep(BLIND).await,
             }
         }
     }
