@@ -41,6 +41,7 @@ alerts: ## Check the alert rules and what they say yes and no to
 
 unit: setup
 	$(CARGO) test --workspace --lib --bins --locked
+	$(CARGO) test -p quartermaster-proto --test '*' --locked
 	$(CARGO) test -p quartermaster-agent --test '*' --locked
 	$(CARGO) test -p quartermaster-coordinator --test '*' --locked
 

@@ -1,6 +1,7 @@
 //! What wakes the engine.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use quartermaster_proto::v1::provision_event::Event as StageEvent;
 use tonic::transport::Channel;
@@ -61,6 +62,7 @@ pub(super) enum Input {
         node: String,
         work: Work,
         outcome: Outcome,
+        took: Duration,
     },
     /// An agent told of an image.
     Image {

@@ -247,7 +247,12 @@ impl Engine {
                 result,
             } => self.linked(&node, &pod_uid, result),
             Input::Stage { node, work, event } => self.stage(&node, work, &event),
-            Input::Finished { node, work, outcome } => self.finished(&node, work, &outcome),
+            Input::Finished {
+                node,
+                work,
+                outcome,
+                took,
+            } => self.finished(&node, work, &outcome, took),
             Input::Image { node, report } => self.image(&node, report),
             Input::PullEnded { node, lost } => self.pull_ended(&node, lost),
             Input::Released { node, released } => self.released(&node, released),

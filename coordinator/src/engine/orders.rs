@@ -1,7 +1,7 @@
 //! Effect: dialling agents, ordering them to do things, and telling the engine what they report.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quartermaster_proto::v1::agent_client::AgentClient;
 use quartermaster_proto::v1::watch_event;
@@ -61,11 +61,19 @@ impl Engine {
         let header = self.header(id);
         let (inputs, node) = (self.inputs.clone(), node.to_owned());
         self.tasks.spawn(async move {
+            let begun = Instant::now();
             let provision = provision(channel, header, work, &node, &inputs);
             let outcome = tokio::time::timeout(PROVISION_DEADLINE, provision)
                 .await
                 .unwrap_or(Outcome::Lost);
-            let _ = inputs.send(Input::Finished { node, work, outcome }).await;
+            let took = begun.elapsed();
+            let finished = Input::Finished {
+                node,
+                work,
+                outcome,
+                took,
+            };
+            let _ = inputs.send(finished).await;
         });
     }
 

@@ -1,5 +1,7 @@
 //! What orders and writes came to: logged, told in Events, counted, and brought onto the Node.
 
+use std::time::Duration;
+
 use jiff::{SignedDuration, Timestamp};
 use quartermaster_proto::v1::FailureReason;
 use quartermaster_proto::v1::provision_event::Event as StageEvent;
@@ -18,8 +20,8 @@ const GONE_PAUSE: SignedDuration = SignedDuration::from_millis(200);
 
 impl Engine {
     /// An order came to its end. What it means for the node's marks is owed until it is written.
-    pub(super) fn finished(&mut self, name: &str, work: Work, outcome: &Outcome) {
-        self.setup.metrics.count_order(work, outcome);
+    pub(super) fn finished(&mut self, name: &str, work: Work, outcome: &Outcome, took: Duration) {
+        self.setup.metrics.count_order(work, outcome, took);
         self.dirty_nodes.insert(name.to_owned());
         let Some(runtime) = self.runtime.get_mut(name) else {
             return;

@@ -31,6 +31,7 @@ pub struct Metrics {
     prefetches: Family<OfState, Number>,
     orders: Family<OfOrder, Counter>,
     failures: Family<OfWork, Counter>,
+    order_times: Family<OfWork, Histogram, fn() -> Histogram>,
     stages: Family<OfStage, Histogram, fn() -> Histogram>,
     images: Family<OfOutcome, Counter>,
     pulled_bytes: Counter,
@@ -55,6 +56,7 @@ impl Default for Metrics {
             prefetches: Family::default(),
             orders: Family::default(),
             failures: Family::default(),
+            order_times: Family::new_with_constructor(stages),
             stages: Family::new_with_constructor(stages),
             images: Family::default(),
             pulled_bytes: Counter::default(),
@@ -94,6 +96,11 @@ impl Metrics {
             "order_failures",
             "Orders that failed and did not merely have to wait, by work",
             self.failures.clone(),
+        );
+        registry.register(
+            "order_duration_seconds",
+            "From an order until its agent told of its end; one that was lost is not timed",
+            self.order_times.clone(),
         );
         registry.register(
             "stage_duration_seconds",
@@ -216,8 +223,13 @@ impl Metrics {
     }
 
     /// Counts an order that came to its end.
-    pub fn count_order(&self, work: Work, outcome: &Outcome) {
+    pub fn count_order(&self, work: Work, outcome: &Outcome, took: Duration) {
         let work = word(work);
+        if *outcome != Outcome::Lost {
+            self.order_times
+                .get_or_create(&OfWork { work })
+                .observe(took.as_secs_f64());
+        }
         if let Outcome::Failed { reason, .. } = outcome
             && !matches!(reason, FailureReason::Busy | FailureReason::HandlerInUse)
         {
