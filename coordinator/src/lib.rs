@@ -12,6 +12,7 @@ pub mod node;
 pub mod operator;
 pub mod others;
 pub mod prefetch;
+pub mod reason;
 pub mod report;
 mod settings;
 

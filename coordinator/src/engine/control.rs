@@ -10,6 +10,7 @@ use super::Engine;
 use super::feeds::pump;
 use super::input::{Change, Input};
 use crate::control::{Control, NAME};
+use crate::reason;
 
 impl Engine {
     pub(super) fn start_control_feed(&mut self) {
@@ -62,7 +63,7 @@ impl Engine {
         );
         warn!(node = name, "the rollout is halted: {words}");
         if let Some(node) = self.nodes.get(name) {
-            self.notices.of_node(node, true, "RolloutHalted", &words);
+            self.notices.of_node(node, true, reason::ROLLOUT_HALTED, &words);
         }
         self.control.halted = Some(words);
         self.write_control();

@@ -6,6 +6,7 @@ use tracing::{info, warn};
 use super::{Engine, Subject};
 use crate::node::{GateInput, GateStep, gate, wants_provisioning};
 use crate::prefetch::{Cover, Pair, covers};
+use crate::reason;
 
 impl Engine {
     /// Opens the gate of a node when it is time.
@@ -39,7 +40,8 @@ impl Engine {
                 warn!(node = name, "the gate is opened because its time is over");
                 let words =
                     "the taint kwasm.sh/not-ready was taken off although not all is there: its time is over";
-                self.notices.of_node(node, true, "GateDeadlinePassed", words);
+                self.notices
+                    .of_node(node, true, reason::GATE_DEADLINE_PASSED, words);
                 self.mark(name, |marks| marks.gate = false);
             }
         }

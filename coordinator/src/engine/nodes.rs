@@ -9,6 +9,7 @@ use crate::node::{
     Budget, Marks, NodeFacts, NodeStep, Policy, SUMMONED, Situation, Work, admit, decide, jittered,
     wants_provisioning,
 };
+use crate::reason;
 
 /// A wait that is shorter than this keeps the agent on its node.
 const SHORT_WAIT: SignedDuration = SignedDuration::from_secs(30);
@@ -171,7 +172,12 @@ impl Engine {
             NodeStep::Order(work, id) => {
                 if let Some(channel) = self.channel(name) {
                     if work == Work::Install {
-                        self.note(name, false, "Installing", "crun with WasmEdge is being installed");
+                        self.note(
+                            name,
+                            false,
+                            reason::INSTALLING,
+                            "crun with WasmEdge is being installed",
+                        );
                     }
                     self.order(name, channel, work, id);
                 }
@@ -213,7 +219,13 @@ impl Engine {
             let since = *runtime.idle_since.get_or_insert(now);
             // It is dialled again within milliseconds, and thousands of idle ways to agents would fill the memory.
             runtime.agent.channel = None;
-            let leaves = since + self.setup.linger;
+            // Whoever removes everything waits for the last agent, and there will be no more work.
+            let linger = if self.control.removing {
+                SignedDuration::ZERO
+            } else {
+                self.setup.linger
+            };
+            let leaves = since + linger;
             if leaves > now {
                 self.wake(leaves, Subject::Node(name.to_owned()));
             } else {

@@ -19,6 +19,7 @@ use crate::others::{
     DeploymentFacts, KWASM_JOBS, RUNTIME_CLASSES, another_prefetcher, another_provisioner,
     foreign_runtime_class, leftover_jobs,
 };
+use crate::reason;
 
 /// How often what can't be watched cheaply is looked at.
 const LOOK_AGAIN: SignedDuration = SignedDuration::from_hours(1);
@@ -94,7 +95,7 @@ impl Engine {
         let provisioner = another_provisioner(self.others.all());
         if provisioner != self.others.provisioner {
             match &provisioner {
-                Some(words) => self.say_of_others("AnotherOperator", words),
+                Some(words) => self.say_of_others(reason::ANOTHER_OPERATOR, words),
                 None => {
                     info!("no other operator provisions nodes any more");
                     self.look_around();
@@ -106,7 +107,7 @@ impl Engine {
         let prefetcher = another_prefetcher(self.others.all());
         if prefetcher != self.others.prefetcher {
             if let Some(words) = &prefetcher {
-                self.say_of_others("AnotherOperator", words);
+                self.say_of_others(reason::ANOTHER_OPERATOR, words);
             }
             self.others.prefetcher = prefetcher;
         }
@@ -146,13 +147,13 @@ async fn look(client: kube::Client) -> Vec<(&'static str, String)> {
         match classes.get_opt(name).await {
             Ok(class) => {
                 let words = class.as_ref().and_then(foreign_runtime_class);
-                seen.extend(words.map(|words| ("ForeignRuntimeClass", words)));
+                seen.extend(words.map(|words| (reason::FOREIGN_RUNTIME_CLASS, words)));
             }
             Err(error) => warn!(%error, "RuntimeClass {name} can't be read"),
         }
     }
     match jobs(client).await {
-        Ok(jobs) => seen.extend(leftover_jobs(&jobs).map(|words| ("Leftovers", words))),
+        Ok(jobs) => seen.extend(leftover_jobs(&jobs).map(|words| (reason::LEFTOVERS, words))),
         Err(error) => warn!(%error, "Jobs of the KWasm operator can't be looked for"),
     }
     seen

@@ -12,6 +12,7 @@ use super::Engine;
 use super::runtime::Owed;
 use super::writes::WriteError;
 use crate::node::{Attempt, NodeFacts, Outcome, Work, conclude};
+use crate::reason;
 
 /// After a write that failed.
 const WRITE_PAUSE: SignedDuration = SignedDuration::from_secs(2);
@@ -138,17 +139,17 @@ impl Engine {
         let (warning, reason, note) = match (&owed.outcome, owed.work) {
             (Outcome::Done { .. }, Work::Install) => (
                 false,
-                "Provisioned".to_owned(),
+                reason::PROVISIONED.to_owned(),
                 "a WebAssembly module ran through the handler crun; the node takes Wasm pods".to_owned(),
             ),
             (Outcome::Done { .. }, Work::Verify) => (
                 false,
-                "Verified".to_owned(),
+                reason::VERIFIED.to_owned(),
                 "a WebAssembly module ran through the handler crun".to_owned(),
             ),
             (Outcome::Done { .. }, Work::Remove { .. }) => (
                 false,
-                "Unprovisioned".to_owned(),
+                reason::UNPROVISIONED.to_owned(),
                 "crun with WasmEdge was removed; containerd's configuration is as it was".to_owned(),
             ),
             (
@@ -158,7 +159,7 @@ impl Engine {
                     ..
                 },
                 _,
-            ) => (true, "RemovalBlocked".to_owned(), message.clone()),
+            ) => (true, reason::REMOVAL_BLOCKED.to_owned(), message.clone()),
             (
                 Outcome::Failed {
                     reason,

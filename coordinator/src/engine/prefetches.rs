@@ -14,6 +14,7 @@ use crate::prefetch::{
     Claim, Cover, Excess, PrefetchFacts, PrefetchPhase, PrefetchStatus, Standing, StatusInput, Trouble,
     Wanted, claimants, covers, over_budget, resolve, status, wanted,
 };
+use crate::reason;
 
 /// A status is computed at most this often, and written at most that often unless its phase changes.
 const COMPUTE: SignedDuration = SignedDuration::from_millis(100);
@@ -265,10 +266,10 @@ impl Engine {
             "phase"
         );
         match fresh.phase {
-            Some(PrefetchPhase::Ready) => self.notices.of_prefetch(prefetch, false, "Ready", &message),
+            Some(PrefetchPhase::Ready) => self.notices.of_prefetch(prefetch, false, reason::READY, &message),
             Some(PrefetchPhase::Failed) => {
                 self.notices
-                    .of_prefetch(prefetch, true, "ImagesMissing", &message);
+                    .of_prefetch(prefetch, true, reason::IMAGES_MISSING, &message);
             }
             _ => {}
         }

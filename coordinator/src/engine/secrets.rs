@@ -11,6 +11,7 @@ use quartermaster_proto::v1::Credential;
 use tokio::sync::Mutex;
 
 use crate::prefetch::{PullFacts, Trouble};
+use crate::reason;
 
 /// So long a secret is used again: thousands of nodes are ordered to pull in one go, and a secret that was rotated is
 /// used soon.
@@ -72,7 +73,7 @@ impl PullSecrets {
         if !self.namespaces.contains(&asked.namespace) {
             if !asked.secrets.is_empty() {
                 loaded.trouble = Some(Trouble {
-                    reason: "SecretForbidden",
+                    reason: reason::SECRET_FORBIDDEN,
                     message: format!(
                         "pull.secrets are named, and secrets of the namespace {} may not be read; whoever runs the \
                          coordinator has to name it with --secret-namespaces and bind the role there",
@@ -125,13 +126,13 @@ impl PullSecrets {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let secret = secrets.get(name).await.map_err(|error| match &error {
             kube::Error::Api(status) if status.code == 404 => {
-                trouble("SecretNotFound", "does not exist".into())
+                trouble(reason::SECRET_NOT_FOUND, "does not exist".into())
             }
             kube::Error::Api(status) if status.code == 403 => trouble(
-                "SecretForbidden",
+                reason::SECRET_FORBIDDEN,
                 "may not be read by the coordinator; bind the role for pull secrets in its namespace".into(),
             ),
-            _ => trouble("SecretUnreadable", format!("could not be read: {error}")),
+            _ => trouble(reason::SECRET_UNREADABLE, format!("could not be read: {error}")),
         })?;
         let format = secret
             .type_
@@ -139,15 +140,19 @@ impl PullSecrets {
             .and_then(Format::of_secret_type)
             .ok_or_else(|| {
                 trouble(
-                    "SecretInvalid",
+                    reason::SECRET_INVALID,
                     "is of neither type kubernetes.io/dockerconfigjson nor kubernetes.io/dockercfg".into(),
                 )
             })?;
         let bytes = secret.data.as_ref().and_then(|data| data.get(format.data_key()));
-        let bytes =
-            bytes.ok_or_else(|| trouble("SecretInvalid", format!("has no data {:?}", format.data_key())))?;
+        let bytes = bytes.ok_or_else(|| {
+            trouble(
+                reason::SECRET_INVALID,
+                format!("has no data {:?}", format.data_key()),
+            )
+        })?;
         let parsed = credentials::parse(format, &bytes.0)
-            .map_err(|error| trouble("SecretInvalid", format!("can't be used: {error}")))?;
+            .map_err(|error| trouble(reason::SECRET_INVALID, format!("can't be used: {error}")))?;
         credentials.extend(parsed.credentials);
         Ok(())
     }

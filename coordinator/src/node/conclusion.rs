@@ -6,6 +6,7 @@ use quartermaster_proto::v1::{FailureReason, Stage};
 use super::facts::NodeFacts;
 use super::lifecycle::{Attempt, RUNS, Retry, Work};
 use super::marks::{Marks, RestartKind};
+use crate::reason;
 
 /// How often a node whose handler is in use is asked again whether it still is.
 const IN_USE_RECHECK: SignedDuration = SignedDuration::from_secs(10);
@@ -54,7 +55,7 @@ pub fn conclude(
                 marks.verified_boot = Some(boot_id.clone());
                 marks.verified_machine = Some(machine_id.clone());
                 marks.restart = None;
-                marks.set_condition(true, "Provisioned", RUNS, now);
+                marks.set_condition(true, reason::PROVISIONED, RUNS, now);
                 marks.confirm(now);
                 marks.set_ready_labels(&node.name);
                 marks.set_fence(&node.boot_id, &node.machine_id);
@@ -89,7 +90,7 @@ pub fn conclude(
             if *reason == FailureReason::HandlerInUse {
                 // Running pods select on the labels: a kubelet that restarts would reject them.
                 marks.set_ready_labels(&node.name);
-                marks.set_condition(true, "RemovalBlocked", message, now);
+                marks.set_condition(true, reason::REMOVAL_BLOCKED, message, now);
                 retry = Retry {
                     failures: 0,
                     not_before: now + IN_USE_RECHECK,

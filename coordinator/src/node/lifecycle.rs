@@ -4,7 +4,8 @@ use jiff::{SignedDuration, Timestamp};
 use quartermaster_proto::v1::FailureReason;
 
 use super::facts::NodeFacts;
-use super::marks::{ANOTHER_OPERATOR, Marks, Restart, RestartKind};
+use super::marks::{Marks, Restart, RestartKind};
+use crate::reason;
 
 /// How long a summoned agent may take to come before the node's condition says so.
 const ARRIVAL: SignedDuration = SignedDuration::from_secs(120);
@@ -164,7 +165,7 @@ fn fenced(s: &Situation<'_>, step: NodeStep) -> NodeStep {
         // It was so in another boot, or before the handler went: nobody knows now.
         marks.set_condition(
             false,
-            VERIFYING,
+            reason::VERIFYING,
             "it is being seen whether Wasm still runs",
             s.now,
         );
@@ -188,7 +189,7 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
     if verified && (!marks.has_ready_labels(&node.name) || is_removal_reason(marks)) {
         let mut marks = marks.clone();
         marks.set_ready_labels(&node.name);
-        marks.set_condition(true, "Provisioned", RUNS, s.now);
+        marks.set_condition(true, reason::PROVISIONED, RUNS, s.now);
         return NodeStep::Mark(Box::new(marks));
     }
     let trusted_until = marks.condition.as_ref().map(|c| c.checked + s.recheck);
@@ -201,7 +202,7 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
         return if works {
             NodeStep::Refused
         } else {
-            refuse(s, ANOTHER_OPERATOR, other)
+            refuse(s, reason::ANOTHER_OPERATOR, other)
         };
     }
     if s.attempt.retry.is_none() && refused_before(marks) {
@@ -227,7 +228,7 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
     let was_good = marks
         .condition
         .as_ref()
-        .is_some_and(|c| c.status || c.reason == VERIFYING);
+        .is_some_and(|c| c.status || c.reason == reason::VERIFYING);
     if ours && same_machine && was_good {
         return NodeStep::Order(Work::Verify, new_id.to_owned());
     }
@@ -240,7 +241,7 @@ fn decide_wanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
         if !marks.condition.as_ref().is_some_and(|c| c.status) {
             marks.set_condition(
                 false,
-                "Installing",
+                reason::INSTALLING,
                 "crun with WasmEdge is being installed",
                 s.now,
             );
@@ -279,15 +280,18 @@ fn decide_unwanted(s: &Situation<'_>, new_id: &str) -> NodeStep {
                 kind: RestartKind::Remove,
                 id: new_id.to_owned(),
             });
-            marks.set_condition(false, "Removing", "crun with WasmEdge is being removed", s.now);
+            marks.set_condition(
+                false,
+                reason::REMOVING,
+                "crun with WasmEdge is being removed",
+                s.now,
+            );
             NodeStep::Mark(Box::new(marks))
         }
         None => NodeStep::AwaitTurn,
     }
 }
 
-/// Reason of the condition while it is not known whether what was there still runs.
-const VERIFYING: &str = "Verifying";
 pub(super) const RUNS: &str = "a WebAssembly module ran through the handler crun";
 
 /// What keeps a node from being served at all, as far as its Node object tells.
@@ -337,7 +341,7 @@ fn is_removal_reason(marks: &Marks) -> bool {
     marks
         .condition
         .as_ref()
-        .is_some_and(|c| c.reason == "RemovalBlocked")
+        .is_some_and(|c| c.reason == reason::REMOVAL_BLOCKED)
 }
 
 /// What stands between a node that has work and an order to its agent.

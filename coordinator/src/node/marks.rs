@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::reason;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{NodeCondition, Taint};
 use serde_json::{Map, Value, json};
@@ -21,10 +22,6 @@ const REPAIRING: &str = "kwasm.sh/repairing";
 pub(super) const NOT_READY: &str = "kwasm.sh/not-ready";
 const CONDITION: &str = "WasmRuntimeReady";
 
-/// Reason of the condition while a summoned agent does not come.
-const NO_AGENT: &str = "AgentUnavailable";
-/// Reason of the condition while another operator provisions nodes.
-pub(super) const ANOTHER_OPERATOR: &str = "AnotherOperator";
 /// Value of the label `kwasm.sh/agent` that the agent's DaemonSet selects.
 pub(crate) const SUMMONED: &str = "summoned";
 /// The effect of both taints.
@@ -233,9 +230,9 @@ impl Marks {
         let told = self
             .condition
             .as_ref()
-            .is_some_and(|c| !c.status && c.reason != NO_AGENT);
+            .is_some_and(|c| !c.status && c.reason != reason::AGENT_UNAVAILABLE);
         if self.spec_hash.is_some() || !told {
-            self.set_condition(false, NO_AGENT, message, now);
+            self.set_condition(false, reason::AGENT_UNAVAILABLE, message, now);
         }
     }
 
@@ -246,7 +243,9 @@ impl Marks {
             fence: self.fence,
             ..self.without_provisioning()
         };
-        let nothing_but_words = |c: &Condition| [NO_AGENT, ANOTHER_OPERATOR].contains(&c.reason.as_str());
+        let nothing_but_words = |c: &Condition| {
+            [reason::AGENT_UNAVAILABLE, reason::ANOTHER_OPERATOR].contains(&c.reason.as_str())
+        };
         *self == untouched && self.condition.as_ref().is_none_or(nothing_but_words)
     }
 

@@ -1,5 +1,6 @@
 //! What the operator of the cluster allows those who make Prefetches.
 
+use crate::reason;
 use std::fmt;
 
 /// Bounds of every Prefetch.
@@ -58,9 +59,9 @@ impl Excess {
     /// The reason of the condition.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Images(..) => "TooManyImages",
-            Self::Nodes(..) => "TooManyNodes",
-            Self::Namespaces => "NamespaceForbidden",
+            Self::Images(..) => reason::TOO_MANY_IMAGES,
+            Self::Nodes(..) => reason::TOO_MANY_NODES,
+            Self::Namespaces => reason::NAMESPACE_FORBIDDEN,
         }
     }
 }

@@ -10,6 +10,7 @@ use super::facts::{PrefetchFacts, WorkloadQuery};
 use super::limits::{Excess, Limits};
 use super::reference::normalise;
 use super::workload::WorkloadFacts;
+use crate::reason;
 
 /// All namespaces.
 const ALL: &str = "*";
@@ -123,11 +124,11 @@ impl Found<'_> {
                 return;
             }
             Ok(full) => RefusedImage {
-                reason: "RegistryNotAllowed",
+                reason: reason::REGISTRY_NOT_ALLOWED,
                 message: format!("this cluster does not allow {full} to be prefetched"),
             },
             Err(message) => RefusedImage {
-                reason: "InvalidReference",
+                reason: reason::INVALID_REFERENCE,
                 message,
             },
         };

@@ -12,6 +12,7 @@ use super::pairs::{NOT_FOR_NODE, NodePairs, Pair};
 use super::resolve::Resolved;
 use super::verdict::{Trouble, Verdict};
 use crate::node::NodeFacts;
+use crate::reason;
 
 /// Reasons that are named for each image, and nodes for each reason: what bounds the size of a status.
 const REASONS: usize = 3;
@@ -188,7 +189,7 @@ fn refused<'a>(input: &StatusInput<'a>, nodes: i64) -> impl Iterator<Item = Imag
     let over = input.over.iter().map(|image| {
         let message = "the images before it use up the bytes that this cluster allows one Prefetch on a node; \
                        order them otherwise, or divide them among several";
-        (&**image, "TooManyBytes", message)
+        (&**image, reason::TOO_MANY_BYTES, message)
     });
     let refused = input
         .resolved
@@ -249,7 +250,7 @@ impl<'a> Tally<'a> {
         match self.newest {
             // There, so no failure; but whoever asked for the tag should know.
             Some(newest) if newest != digest => self.count(
-                "TagMoved",
+                reason::TAG_MOVED,
                 &format!(
                     "{digest} is there, and the tag stands for {newest} now; pull.policy Always brings it"
                 ),

@@ -6,6 +6,7 @@ use super::crd::{NodeCounts, PrefetchPhase, PrefetchStatus, StatusCondition};
 use super::facts::PrefetchFacts;
 use super::resolve::Resolved;
 use super::status::StatusInput;
+use crate::reason;
 
 /// Something that is wrong with a Prefetch beside its images.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,24 +34,24 @@ impl Verdict {
         let phase = phase(prefetch, counted, refused || resolved.excess.is_some(), begun);
         let here = format!("{} of {} images are on their nodes", pairs.ready, pairs.wanted);
         let (reason, message) = if let Some(why) = &prefetch.broken {
-            ("InvalidSpec", format!("the object can't be read: {why}"))
+            (reason::INVALID_SPEC, format!("the object can't be read: {why}"))
         } else if prefetch.suspend {
             (
-                "Suspended",
+                reason::SUSPENDED,
                 "nothing is pulled until spec.suspend is taken back".to_owned(),
             )
         } else if let Some(excess) = &resolved.excess {
             (excess.reason(), excess.to_string())
         } else {
             match phase {
-                PrefetchPhase::Ready => ("AllImagesReady", here),
-                PrefetchPhase::Running => ("Pulling", here),
+                PrefetchPhase::Ready => (reason::ALL_IMAGES_READY, here),
+                PrefetchPhase::Running => (reason::PULLING, here),
                 PrefetchPhase::Failed if pairs.wanted == 0 && refused => (
-                    "ImagesRefused",
+                    reason::IMAGES_REFUSED,
                     "none of the images can be pulled; see status.images for the reasons".to_owned(),
                 ),
                 PrefetchPhase::Failed => (
-                    "ImagesMissing",
+                    reason::IMAGES_MISSING,
                     format!("{here}; see status.images for the reasons"),
                 ),
                 PrefetchPhase::Pending => pending(prefetch, resolved, &counted.nodes, here),
@@ -150,18 +151,21 @@ fn pending(
         } else {
             "no workload is selected, and no image is named"
         };
-        ("NoImages", message.to_owned())
+        (reason::NO_IMAGES, message.to_owned())
     } else if nodes.wanted == 0 && nodes.excluded > 0 {
         (
-            "NoNodes",
+            reason::NO_NODES,
             format!(
                 "{} nodes are meant and none of them can be served now",
                 nodes.excluded
             ),
         )
     } else if nodes.wanted == 0 {
-        ("NoNodes", "no node matches node_filter and nodes".to_owned())
+        (
+            reason::NO_NODES,
+            "no node matches node_filter and nodes".to_owned(),
+        )
     } else {
-        ("Waiting", here)
+        (reason::WAITING, here)
     }
 }
