@@ -9,6 +9,7 @@ use quartermaster_proto::v1::{LeftNode, RemoveAllEvent};
 
 use super::change_control;
 use crate::node::NodeFacts;
+use crate::reason;
 
 /// How often it is looked what is left.
 pub(super) const LOOK: Duration = Duration::from_secs(2);
@@ -39,20 +40,28 @@ pub(super) async fn left(client: &kube::Client) -> anyhow::Result<RemoveAllEvent
     }
 }
 
-/// What of ours is on a node that only an agent can take away; the rest goes with it.
+/// What of ours is on a node that only the coordinator and its agents can take away.
 fn left_on(node: &NodeFacts) -> Option<LeftNode> {
     let marks = &node.marks;
-    if !marks.any_of_provisioning() && marks.pins_held.is_none() {
+    let rest = if marks.pins_held.is_some() {
+        "images of ours are still pinned there"
+    } else if marks.images_verified.is_some() {
+        "its annotation about images is still there"
+    } else if marks.agent.is_some() {
+        "its agent has not gone yet"
+    } else {
+        ""
+    };
+    if !marks.any_of_provisioning() && rest.is_empty() {
         return None;
     }
-    let condition = marks.condition.as_ref();
-    let (reason, message) = match condition {
+    let (reason, message) = match &marks.condition {
         _ if !node.ready => (
-            "NodeNotReady",
+            reason::NODE_NOT_READY,
             "the node is not Ready, so nothing can be done there",
         ),
         Some(c) => (c.reason.as_str(), c.message.as_str()),
-        None => ("", "images of ours are still pinned there"),
+        None => ("", rest),
     };
     Some(LeftNode {
         node: node.name.clone(),
@@ -109,29 +118,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_left_while_only_an_agent_could_clean_it() {
+    fn a_node_is_left_while_anything_of_ours_is_on_it() {
         let mut node = NodeFacts {
             name: "a".into(),
             ready: true,
             ..NodeFacts::default()
         };
-        node.marks.agent = Some("summoned".into());
-        node.marks.images_verified = Some("x y z".into());
         assert_eq!(left_on(&node), None);
+        let said = |node: &NodeFacts| left_on(node).map(|left| (left.reason, left.message));
+        let words = |reason: &str, message: &str| Some((reason.to_owned(), message.to_owned()));
+        node.marks.agent = Some("summoned".into());
+        assert_eq!(said(&node), words("", "its agent has not gone yet"));
+        node.marks.images_verified = Some("x y z".into());
+        assert_eq!(
+            said(&node),
+            words("", "its annotation about images is still there")
+        );
         node.marks.pins_held = Some("2026-01-01T00:00:00Z".into());
-        assert!(left_on(&node).is_some());
-        node.marks.pins_held = None;
+        assert_eq!(said(&node), words("", "images of ours are still pinned there"));
         node.marks
             .set_condition(true, "RemovalBlocked", "pods use it", jiff::Timestamp::UNIX_EPOCH);
-        let left = left_on(&node).expect("it is left");
-        assert_eq!(
-            (left.reason.as_str(), left.message.as_str()),
-            ("RemovalBlocked", "pods use it")
-        );
+        assert_eq!(said(&node), words("RemovalBlocked", "pods use it"));
         node.ready = false;
         assert_eq!(
-            left_on(&node).map(|left| left.reason),
-            Some("NodeNotReady".into())
+            said(&node),
+            words(
+                "NodeNotReady",
+                "the node is not Ready, so nothing can be done there"
+            )
         );
     }
 }
