@@ -61,7 +61,7 @@ soak: setup ## For an hour each: the laws, faults at random (SOAK=10m for less; 
 	TESTBED_SOAK=1 $(CARGO) test -p testbed --test end_to_end --locked -- a_node_survives
 
 generate: setup ## Write the CustomResourceDefinition from the code
-	$(CARGO) run -q -p quartermaster-coordinator --locked -- crd > target/crd.yaml && mv target/crd.yaml manifests/base/crd.yaml
+	$(CARGO) run -q -p quartermaster-coordinator --locked -- crd > target/crd.yaml && mv target/crd.yaml manifests/chart/files/crd.yaml
 
 demo: setup ## Show all of it on a real cluster on this machine
 	$(CARGO) run -q -p testbed --locked --bin demo
@@ -84,10 +84,10 @@ push: ## Push both images
 	$(ENGINE) push $(IMG)-coordinator:$(TAG)
 
 install: ## Install the CustomResourceDefinition into the cluster of your kubeconfig
-	$(KUBECTL) apply --server-side -f manifests/base/crd.yaml
+	$(KUBECTL) apply --server-side -f manifests/chart/files/crd.yaml
 
 uninstall: ## Remove the CustomResourceDefinition, and with it every Prefetch
-	$(KUBECTL) delete --ignore-not-found -f manifests/base/crd.yaml
+	$(KUBECTL) delete --ignore-not-found -f manifests/chart/files/crd.yaml
 
 deploy: ## Deploy $(IMG)-agent:$(TAG) and $(IMG)-coordinator:$(TAG) into the cluster of your kubeconfig
 	@mkdir -p target/deploy

@@ -3,23 +3,39 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_yaml_ng::Value;
 
 /// Every object of `manifests/base`, as its kustomization lists them.
 fn objects() -> Vec<Value> {
-    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/base");
-    let read = |file: &str| std::fs::read_to_string(base.join(file)).unwrap();
-    let list: Value = serde_yaml_ng::from_str(&read("kustomization.yaml")).unwrap();
-    let files = list["resources"].as_sequence().unwrap();
-    let texts = files.iter().map(|file| read(file.as_str().unwrap()));
-    texts
-        .flat_map(|text| {
-            serde_yaml_ng::Deserializer::from_str(&text)
-                .map(|document| serde::Deserialize::deserialize(document).unwrap())
-                .collect::<Vec<Value>>()
+    listed(&manifests().join("base"))
+}
+
+fn manifests() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests")
+}
+
+/// Every object of a kustomization, and of those that it names.
+fn listed(folder: &Path) -> Vec<Value> {
+    let list = documents(&folder.join("kustomization.yaml")).remove(0);
+    let resources = list["resources"].as_sequence().unwrap();
+    let paths = resources.iter().map(|path| folder.join(path.as_str().unwrap()));
+    paths
+        .flat_map(|path| {
+            if path.is_dir() {
+                listed(&path)
+            } else {
+                documents(&path)
+            }
         })
+        .collect()
+}
+
+fn documents(file: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(file).unwrap();
+    serde_yaml_ng::Deserializer::from_str(&text)
+        .map(|document| serde::Deserialize::deserialize(document).unwrap())
         .collect()
 }
 
@@ -245,4 +261,28 @@ fn the_network_policies_let_through_what_the_ports_are_for() {
     );
     assert_eq!(ports("quartermaster-agent", "ingress"), [7443, 7445, 7446].into());
     assert_eq!(ports("quartermaster-agent", "egress"), [53, 7444].into());
+}
+
+/// What `helm uninstall` is given while it puts nodes back.
+#[test]
+fn the_uninstall_hook_tells_the_coordinator_and_looks_at_nodes_and_no_more() {
+    let objects = documents(&manifests().join("chart/files/uninstall-rbac.yaml"));
+    assert_eq!(
+        bound(&objects, "RoleBinding", "quartermaster-uninstall"),
+        set("core/configmaps/quartermaster-control: get patch")
+    );
+    assert_eq!(
+        bound(&objects, "ClusterRoleBinding", "quartermaster-uninstall"),
+        set("core/nodes: list")
+    );
+    for object in &objects {
+        // They are there while it runs, before its job (whose weight is 0), and go with it.
+        let annotations = &object["metadata"]["annotations"];
+        assert_eq!(annotations["helm.sh/hook"], "pre-delete", "{object:?}");
+        assert_eq!(annotations["helm.sh/hook-weight"], "-1", "{object:?}");
+        assert_eq!(
+            annotations["helm.sh/hook-delete-policy"], "before-hook-creation,hook-succeeded",
+            "{object:?}"
+        );
+    }
 }

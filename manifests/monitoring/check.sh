@@ -20,9 +20,9 @@ if [ -z "$promtool" ]; then
 fi
 # The rules are the object's spec. Words for people are left out: the tests are about when, not about words.
 "$promtool" check rules /dev/stdin <<RULES
-$(sed -n '/^spec:/,$p' manifests/monitoring/alerts.yaml | sed '1d; s/^  //')
+$(sed -n '/^spec:/,$p' manifests/chart/files/monitoring/alerts.yaml | sed '1d; s/^  //')
 RULES
-sed -n '/^spec:/,$p' manifests/monitoring/alerts.yaml |
+sed -n '/^spec:/,$p' manifests/chart/files/monitoring/alerts.yaml |
 	sed '1d; s/^  //; /^ *annotations:$/d; /^ *summary: /d; /^ *description: /d' >"$work/rules.yaml"
 cp manifests/monitoring/alerts-test.yaml "$work/"
 "$promtool" test rules "$work/alerts-test.yaml"

@@ -45,13 +45,10 @@ enum Action {
     Status,
     /// Run kubectl as the administrator.
     #[command(disable_help_flag = true)]
-    Kubectl {
-        #[command(flatten)]
-        testbed: Name,
-        /// What kubectl is given.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<OsString>,
-    },
+    Kubectl(Passed),
+    /// Run helm as the administrator.
+    #[command(disable_help_flag = true)]
+    Helm(Passed),
     /// Run a command on a node as root; a shell if none is given.
     Exec {
         #[command(flatten)]
@@ -165,6 +162,16 @@ struct Name {
     name: String,
 }
 
+/// A command line for a program of the testbed's own.
+#[derive(clap::Args)]
+struct Passed {
+    #[command(flatten)]
+    testbed: Name,
+    /// What it is given.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
+}
+
 /// Does what the command line says; returns the exit code, which for `kubectl` and `exec` is that of the command.
 pub(crate) fn run() -> ExitCode {
     match act(Cli::parse().command) {
@@ -190,16 +197,24 @@ fn act(action: Action) -> Result<()> {
             teardown::down(&name, &Progress::terminal())
         }
         Action::Status => status(),
-        Action::Kubectl {
-            testbed: Name { name },
-            args,
-        } => {
-            let cluster = Cluster::open(&name)?;
+        Action::Kubectl(Passed { testbed, args }) => {
+            let cluster = Cluster::open(&testbed.name)?;
             become_program(
                 Command::new(cluster.program("kubectl"))
                     .args(args)
                     .env("KUBECONFIG", cluster.kubeconfig())
-                    .env("KUBECACHEDIR", State::of(&name).root().join("kubectl-cache")),
+                    .env(
+                        "KUBECACHEDIR",
+                        State::of(&testbed.name).root().join("kubectl-cache"),
+                    ),
+            )
+        }
+        Action::Helm(Passed { testbed, args }) => {
+            let cluster = Cluster::open(&testbed.name)?;
+            become_program(
+                Command::new(cluster.program("helm"))
+                    .args(args)
+                    .envs(cluster.helm_env()),
             )
         }
         Action::Exec {
@@ -380,7 +395,7 @@ mod tests {
             "testbed", "kubectl", "--name", "tb", "get", "pods", "-A", "--help",
         ])
         .unwrap();
-        let Action::Kubectl { testbed, args } = cli.command else {
+        let Action::Kubectl(Passed { testbed, args }) = cli.command else {
             panic!("not kubectl");
         };
         assert_eq!(testbed.name, "tb");

@@ -90,7 +90,7 @@ impl Cluster {
         REGISTRY
     }
 
-    /// The path of a program of the testbed's own: `kubectl`, `grpc-health-probe`.
+    /// The path of a program of the testbed's own: `kubectl`, `helm`, `grpc-health-probe`.
     #[must_use]
     pub fn program(&self, name: &str) -> PathBuf {
         self.parts.program(name)
@@ -112,6 +112,30 @@ impl Cluster {
             .args(args)
             .called(format!("kubectl {}", args.join(" ")))
             .output()?)
+    }
+
+    /// Runs helm as the administrator, with settings and caches of the testbed's own; returns what it printed.
+    ///
+    /// # Errors
+    /// If it fails; with its standard error.
+    pub fn helm(&self, args: &[&str]) -> Result<String> {
+        let mut tool = Tool::new(self.parts.program("helm")).args(args);
+        for (name, value) in self.helm_env() {
+            tool = tool.env(name, value);
+        }
+        Ok(tool.called(format!("helm {}", args.join(" "))).output()?)
+    }
+
+    /// What helm finds its cluster by, and where it keeps what it keeps.
+    #[must_use]
+    pub fn helm_env(&self) -> [(&'static str, PathBuf); 4] {
+        let home = self.state.root().join("helm");
+        [
+            ("KUBECONFIG", self.kubeconfig()),
+            ("HELM_CACHE_HOME", home.join("cache")),
+            ("HELM_CONFIG_HOME", home.join("config")),
+            ("HELM_DATA_HOME", home.join("data")),
+        ]
     }
 
     /// Applies a manifest with kubectl; returns what it printed.

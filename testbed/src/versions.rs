@@ -14,6 +14,8 @@ pub const COREDNS: &str = "1.12.4";
 pub const CRICTL: &str = "1.34.0";
 /// grpc-health-probe, run in the fabric against pods.
 pub const GRPC_HEALTH_PROBE: &str = "0.4.42";
+/// Helm, for the chart.
+pub const HELM: &str = "3.22.0";
 /// The image registry (distribution).
 pub const REGISTRY: &str = "3.0.0";
 /// Debian's release that nodes run. Its systemd (257) is the last series that still boots on cgroup v1.

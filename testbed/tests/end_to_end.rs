@@ -13,6 +13,8 @@ use testbed::{Cluster, Progress, Spec};
 
 #[path = "end_to_end/by_hand.rs"]
 mod by_hand;
+#[path = "end_to_end/chart.rs"]
+mod chart;
 #[path = "end_to_end/configurations.rs"]
 mod configurations;
 #[path = "end_to_end/crash.rs"]
@@ -220,6 +222,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "auto_provision_takes_every_node_but_one_at_a_time",
         provision::auto_provision_takes_every_node_but_one_at_a_time,
+    ),
+    (
+        "the_chart_says_what_the_kustomize_base_says",
+        chart::the_chart_says_what_the_kustomize_base_says,
+    ),
+    (
+        "the_chart_installs_upgrades_and_puts_every_node_back_before_it_goes",
+        chart::the_chart_installs_upgrades_and_puts_every_node_back_before_it_goes,
     ),
     (
         "a_mirror_that_the_node_has_set_is_used",

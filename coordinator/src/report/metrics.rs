@@ -392,7 +392,8 @@ mod tests {
             text.lines()
                 .any(|line| line.split(['{', ' ']).next() == Some(name))
         };
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/monitoring");
+        let folder =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/chart/files/monitoring");
         let mut asked = 0;
         for file in ["alerts.yaml", "dashboard.json"] {
             let words = std::fs::read_to_string(folder.join(file)).expect(file);

@@ -119,6 +119,22 @@ pub(super) fn grpc_health_probe() -> Build {
     )
 }
 
+pub(super) fn helm() -> Build {
+    let (module, version) = ("helm.sh/helm/v3", versions::HELM);
+    let minor = versions::KUBERNETES.split('.').nth(1).unwrap_or_default();
+    Build {
+        variables: vec![
+            format!("{module}/internal/version.version=v{version}"),
+            // `template` and `lint` know no cluster: this is the Kubernetes that they take for granted.
+            format!("{module}/pkg/chartutil.k8sVersionMajor=1"),
+            format!("{module}/pkg/chartutil.k8sVersionMinor={minor}"),
+            format!("{module}/pkg/lint/rules.k8sVersionMajor=1"),
+            format!("{module}/pkg/lint/rules.k8sVersionMinor={minor}"),
+        ],
+        ..own("helm", version, module, vec![("./cmd/helm", "bin/helm")])
+    }
+}
+
 pub(super) fn registry() -> Build {
     own(
         "registry",

@@ -25,6 +25,9 @@ pub struct Parts {
     coredns: PathBuf,
     crictl: PathBuf,
     probe: PathBuf,
+    /// Not there in the record of a testbed that an older version of this program has brought up.
+    #[serde(default)]
+    helm: PathBuf,
     registry: PathBuf,
     node_root: PathBuf,
     containerd: Vec<(String, PathBuf)>,
@@ -76,6 +79,7 @@ impl Parts {
             coredns: at("coredns")?,
             crictl: at("crictl")?,
             probe: at("grpc-health-probe")?,
+            helm: at("helm")?,
             registry: at("registry")?,
             node_root: at("node-root")?,
             containerd: versions::CONTAINERD
@@ -97,6 +101,7 @@ impl Parts {
             &self.coredns,
             &self.crictl,
             &self.probe,
+            &self.helm,
             &self.registry,
             &self.node_root,
         ];
@@ -120,15 +125,16 @@ impl Parts {
             "coredns" => &self.coredns,
             "registry" => &self.registry,
             "grpc-health-probe" => &self.probe,
+            "helm" => &self.helm,
             _ => &self.kubernetes,
         };
         part.join("bin").join(name)
     }
 
-    /// The folders with programs for people: kubectl, grpc-health-probe.
+    /// The folders with programs for people: kubectl, helm, grpc-health-probe.
     #[must_use]
     pub fn tools(&self) -> Vec<PathBuf> {
-        [&self.kubernetes, &self.probe, &self.etcd]
+        [&self.kubernetes, &self.helm, &self.probe, &self.etcd]
             .map(|part| part.join("bin"))
             .to_vec()
     }
@@ -169,6 +175,7 @@ fn recipes(series: &[&str]) -> Vec<Recipe> {
         go::coredns().into(),
         go::crictl().into(),
         go::grpc_health_probe().into(),
+        go::helm().into(),
         go::registry().into(),
     ];
     for row in versions::CONTAINERD

@@ -10,7 +10,7 @@ pub use status::{
     ImageReason, ImageStatus, NodeCounts, PairCounts, PrefetchPhase, PrefetchStatus, StatusCondition,
 };
 
-/// The CustomResourceDefinition in YAML, as `manifests/base/crd.yaml` holds it.
+/// The CustomResourceDefinition in YAML, as `manifests/chart/files/crd.yaml` holds it.
 pub fn yaml() -> anyhow::Result<String> {
     use kube::CustomResourceExt;
     Ok(serde_yaml_ng::to_string(&Prefetch::crd())?)
@@ -20,11 +20,11 @@ pub fn yaml() -> anyhow::Result<String> {
 mod tests {
     #[test]
     fn the_crd_in_the_manifests_is_the_one_in_the_code() {
-        let kept = include_str!("../../../../manifests/base/crd.yaml");
+        let kept = include_str!("../../../../manifests/chart/files/crd.yaml");
         assert_eq!(
             kept,
             super::yaml().expect("a CRD"),
-            "run `make generate` and commit manifests/base/crd.yaml"
+            "run `make generate` and commit manifests/chart/files/crd.yaml"
         );
     }
 }
