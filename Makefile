@@ -7,6 +7,8 @@ TAG ?= 0.1.0
 ENGINE ?= $(firstword $(foreach e,docker podman buildah,$(if $(shell command -v $(e) 2>/dev/null),$(e))))
 KUBECTL ?= kubectl
 CARGO ?= cargo
+# Where `make plugin` installs it: a folder of your PATH.
+BIN ?= /usr/local/bin
 # What `make bench` measures: provision, prefetch, fleet, or nothing for all.
 ONLY ?=
 # For how long `make soak` deals out faults, and what they are drawn from.
@@ -17,7 +19,7 @@ SEED ?=
 LAWS_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check alerts unit laws end-to-end soak generate demo demo-down kubectl bench images push install uninstall deploy undeploy
+.PHONY: help setup build test check alerts unit laws end-to-end soak generate demo demo-down kubectl plugin bench images push install uninstall deploy undeploy
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +73,10 @@ demo-down: setup ## Take the demo's cluster down
 
 kubectl: ## Open a shell in which kubectl speaks to the demo's cluster
 	KUBECONFIG=$$($(CARGO) run -q -p testbed --locked --bin testbed -- kubeconfig --name qm) $${SHELL:-sh}
+
+plugin: setup ## Build kubectl's plugin and install it into BIN=/usr/local/bin, so that `kubectl quartermaster` works
+	$(CARGO) build -q --release --locked -p kubectl-quartermaster
+	install -D -t $(DESTDIR)$(BIN) $(or $(CARGO_TARGET_DIR),target)/release/kubectl-quartermaster
 
 bench: setup ## Measure; ONLY=provision, ONLY=prefetch or ONLY=fleet for a part
 	$(CARGO) run -q -p testbed --locked --bin bench -- $(ONLY)

@@ -14,6 +14,7 @@ fn main() -> anyhow::Result<()> {
         }
         Command::Run(settings) => *settings,
         Command::Ask(what) => return wait_for(operator::ask(what, OPERATOR_SOCKET.as_ref())),
+        Command::Relay => return wait_for(operator::relay(OPERATOR_SOCKET.as_ref())),
         Command::RemoveAll { namespace, wait } => {
             use_ring()?;
             let wait = wait.try_into()?;
@@ -47,10 +48,13 @@ fn use_ring() -> anyhow::Result<()> {
 
 /// Runs something for a person, to its end.
 fn wait_for(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
-    tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .build()?
-        .block_on(work)
+        .build()?;
+    let done = runtime.block_on(work);
+    // A read of standard input can't be taken back: waiting for it would be waiting for whoever is at its other end.
+    runtime.shutdown_background();
+    done
 }
 
 /// The first signal asks for an orderly end, the second one ends at once.

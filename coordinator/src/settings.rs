@@ -30,6 +30,9 @@ pub enum Command {
     /// Ask the leader, from inside its pod.
     #[command(flatten)]
     Ask(Ask),
+    /// Join standard input and output to the operator's socket, for kubectl-quartermaster.
+    #[command(hide = true)]
+    Relay,
     /// Put every node back, by the rules of the rollout, and say what is left.
     ///
     /// It is recorded, and overrides annotations and --auto-provision until the record is deleted; if this is

@@ -45,7 +45,12 @@ fn of_message(prefix: &str, message: &DescriptorProto, lines: &mut BTreeSet<Stri
 
 fn of_enum(prefix: &str, values: &EnumDescriptorProto, lines: &mut BTreeSet<String>) {
     for value in &values.value {
-        lines.insert(format!("{prefix}.{} {} = {}", values.name(), value.name(), value.number()));
+        lines.insert(format!(
+            "{prefix}.{} {} = {}",
+            values.name(),
+            value.name(),
+            value.number()
+        ));
     }
 }
 

@@ -33,6 +33,8 @@ mod operator;
 mod others;
 #[path = "end_to_end/payload.rs"]
 mod payload;
+#[path = "end_to_end/plugin.rs"]
+mod plugin;
 #[path = "end_to_end/prefetch.rs"]
 mod prefetch;
 #[path = "end_to_end/prefetch_object.rs"]
@@ -218,6 +220,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "everything_is_removed_whatever_annotations_say",
         operator::everything_is_removed_whatever_annotations_say,
+    ),
+    (
+        "the_plugin_shows_plans_provisions_and_puts_back",
+        plugin::the_plugin_shows_plans_provisions_and_puts_back,
+    ),
+    (
+        "the_plugin_says_what_is_in_the_way",
+        plugin::the_plugin_says_what_is_in_the_way,
     ),
     (
         "auto_provision_takes_every_node_but_one_at_a_time",

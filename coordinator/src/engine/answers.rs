@@ -82,6 +82,7 @@ impl Engine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             leader: self.setup.reporter.clone(),
             synced: self.is_synced(),
+            auto_provision: self.setup.auto_provision,
         }
     }
 

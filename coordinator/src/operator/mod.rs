@@ -2,6 +2,7 @@
 //! by `pods/exec`. It decides nothing: it asks the engine, or writes what it was told to where every replica reads it.
 
 mod person;
+mod relay;
 mod removal;
 
 use std::pin::Pin;
@@ -24,6 +25,7 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 pub use person::{Ask, ask};
+pub use relay::relay;
 pub use removal::remove_all;
 
 use crate::control::{self, Control};
@@ -182,7 +184,13 @@ impl Operator for Interface {
                 .await?
                 .map_err(Status::not_found)?;
             let mut agent = AgentClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
-            agent.preview(v1::PreviewRequest {}).await
+            // Whatever broke there, this replica leads and has answered: asking it anew would not help.
+            agent.preview(v1::PreviewRequest {}).await.map_err(|status| {
+                Status::aborted(format!(
+                    "the agent of {node} did not answer: {}",
+                    status.message()
+                ))
+            })
         };
         let preview = tokio::time::timeout(timeout, planned)
             .await
@@ -242,7 +250,7 @@ impl Operator for Interface {
         _: Request<v1::RemoveAllRequest>,
     ) -> Result<Response<Self::RemoveAllStream>, Status> {
         let client = Arc::new(self.client.clone());
-        self.set(|control| control.removing = true).await?;
+        self.set(removal::begin).await?;
         let left = futures::stream::unfold(Some(client), |client| async move {
             let client = client?;
             match removal::left(&client).await {

@@ -8,6 +8,7 @@ use kube::api::{Api, ListParams};
 use quartermaster_proto::v1::{LeftNode, RemoveAllEvent};
 
 use super::change_control;
+use crate::control::Control;
 use crate::node::NodeFacts;
 use crate::reason;
 
@@ -17,6 +18,13 @@ pub(super) const LOOK: Duration = Duration::from_secs(2);
 const NAMED: usize = 100;
 /// Nodes that are listed in one request.
 const PAGE: u32 = 500;
+
+/// What is told to the cluster when everything is to go.
+pub(super) fn begin(control: &mut Control) {
+    control.removing = true;
+    // Whoever removes everything does not mean to stop at what was halted before.
+    control.halted = None;
+}
 
 /// What is left of us on nodes.
 pub(super) async fn left(client: &kube::Client) -> anyhow::Result<RemoveAllEvent> {
@@ -78,12 +86,7 @@ pub async fn remove_all(namespace: &str, wait: Duration) -> anyhow::Result<()> {
     let client = kube::Client::try_default()
         .await
         .context("the cluster's address and credentials can't be found")?;
-    change_control(&client, namespace, |control| {
-        control.removing = true;
-        // Whoever removes everything does not mean to stop at what was halted before.
-        control.halted = None;
-    })
-    .await?;
+    change_control(&client, namespace, begin).await?;
     println!("recorded: every node is put back by the rules of the rollout, whatever annotations say");
     let begun = Instant::now();
     let mut told = None;
