@@ -110,8 +110,18 @@ impl Look {
             .collect()
     }
 
-    /// A table whose last column takes what room is left, as kubectl's but for the colours.
-    pub(crate) fn table(self, header: &[&str], rows: Vec<Vec<(Tone, String)>>) -> String {
+    /// A table whose last column takes what room is left, as kubectl's but for the colours. A column in which nothing
+    /// stands is left out.
+    pub(crate) fn table(self, header: &[&str], mut rows: Vec<Vec<(Tone, String)>>) -> String {
+        let empty = |place: &usize| {
+            rows.iter()
+                .all(|row| row.get(*place).is_none_or(|(_, text)| text.is_empty()))
+        };
+        let kept: Vec<usize> = (0..header.len()).filter(|place| !empty(place)).collect();
+        let header: Vec<&str> = kept.iter().map(|place| header[*place]).collect();
+        for row in &mut rows {
+            *row = kept.iter().filter_map(|place| row.get(*place).cloned()).collect();
+        }
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
         if self.colours {

@@ -230,6 +230,18 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         plugin::the_plugin_says_what_is_in_the_way,
     ),
     (
+        "the_plugin_brings_images_and_says_which_are_missing",
+        plugin::the_plugin_brings_images_and_says_which_are_missing,
+    ),
+    (
+        "the_plugin_takes_over_from_the_operators_before",
+        plugin::the_plugin_takes_over_from_the_operators_before,
+    ),
+    (
+        "the_plugin_removes_everything",
+        plugin::the_plugin_removes_everything,
+    ),
+    (
         "auto_provision_takes_every_node_but_one_at_a_time",
         provision::auto_provision_takes_every_node_but_one_at_a_time,
     ),

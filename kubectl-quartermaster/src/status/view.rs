@@ -287,7 +287,7 @@ mod tests {
              worker-3   UnsupportedHost              the node runs CRI-O\n\
              worker-4   -\n\
              \n\
-             PREFETCH       PHASE     IMAGES   NODES   THERE    FAILED   MESSAGE\n\
+             PREFETCH       PHASE     IMAGES   NODES   THERE    FAILED\n\
              default/shop   RUNNING   2        3       4 of 6   0\n"
         );
     }
@@ -317,8 +317,8 @@ mod tests {
         assert_eq!(
             text.lines().skip(3).collect::<Vec<_>>(),
             [
-                "NODE       WASM    NOW   AGENT   TAINT       IMAGES   RUNTIME            MESSAGE",
-                "worker-1   ready         ready   repairing   there    containerd 2.1.9",
+                "NODE       WASM    AGENT   TAINT       IMAGES   RUNTIME",
+                "worker-1   ready   ready   repairing   there    containerd 2.1.9",
             ]
         );
     }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use testbed::deployment;
 
+use crate::prefetch::SERVER;
 use crate::stage::{NODES, Stage, server_pod};
 
 /// How it ended and what it printed, on both of its outputs.
@@ -216,5 +217,174 @@ pub(crate) fn the_plugin_says_what_is_in_the_way(stage: &Stage) -> Result<()> {
     stage.plugin_says("status", &["in use"])?;
     stage.delete_pods(&["user"])?;
     stage.until_unmarked("worker-24")?;
+    stage.until_agents_are_gone()
+}
+
+pub(crate) fn the_plugin_brings_images_and_says_which_are_missing(stage: &Stage) -> Result<()> {
+    stage.forget_images(&[SERVER])?;
+    let said = stage.plugin_ends(
+        0,
+        &format!("prefetch {SERVER} --name plugin --into default --wait --timeout 2m"),
+    )?;
+    ensure!(
+        said.contains(&format!("{SERVER} is there"))
+            && said.contains("default/plugin is READY: 1 image on 4 nodes"),
+        "{said}"
+    );
+    for node in NODES {
+        stage.has_image(node, SERVER)?;
+    }
+    stage.plugin_says("status", &["1 of 1 Prefetch ready", "default/plugin", "4 of 4"])?;
+    // The same name again, for some nodes only: it is the same object, with another specification.
+    let only = "--nodes kubernetes.io/hostname=worker-24";
+    stage.plugin_says(
+        &format!("prefetch {SERVER} --name plugin --into default {only} --wait --timeout 2m"),
+        &["READY: 1 image on 1 node"],
+    )?;
+    let missing = "registry.testbed:5000/no-such-thing:1.0";
+    let said = stage.plugin_ends(
+        1,
+        &format!("prefetch {missing} --name missing --into default {only} --wait --timeout 2m"),
+    )?;
+    ensure!(
+        said.contains(&format!("{missing}: ImageNotFound on worker-24"))
+            && said.contains("default/missing is FAILED"),
+        "{said}"
+    );
+    let doctor = stage.plugin_ends(1, "doctor")?;
+    ensure!(
+        doctor.contains("the Prefetch default/missing is FAILED"),
+        "{doctor}"
+    );
+    stage.kubectl(&["delete", "prefetch", "plugin", "missing"])?;
+    stage.until_agents_are_gone()
+}
+
+/// The KWasm operator and the Prefetch operator as they are on a cluster that has used them, as far as anybody looks.
+const PREDECESSORS: &str = r#"
+apiVersion: v1
+kind: Namespace
+metadata: {name: before}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: kwasm-operator
+  namespace: before
+  labels: {app.kubernetes.io/name: kwasm-operator}
+  annotations: {meta.helm.sh/release-name: kwasm-operator}
+spec:
+  replicas: 1
+  selector: {matchLabels: {app.kubernetes.io/name: kwasm-operator}}
+  template:
+    metadata: {labels: {app.kubernetes.io/name: kwasm-operator}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers: [{name: kwasm-operator, image: "registry.testbed:5000/server:1.0"}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: kubernetes-prefetch-operator-controller-manager, namespace: before, labels: {control-plane: controller-manager}}
+spec:
+  replicas: 1
+  selector: {matchLabels: {control-plane: controller-manager}}
+  template:
+    metadata: {labels: {control-plane: controller-manager}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers: [{name: manager, image: "registry.testbed:5000/server:1.0"}]
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: worker-17-provision-kwasm, namespace: before, labels: {kwasm.sh/job: "true"}}
+spec:
+  suspend: true
+  template:
+    spec:
+      restartPolicy: Never
+      containers: [{name: kwasm-provision, image: "registry.testbed:5000/server:1.0"}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: prefetch-pod-1-worker-17, namespace: default, labels: {app: prefetch-pod}}
+spec:
+  nodeSelector: {kubernetes.io/hostname: worker-17}
+  terminationGracePeriodSeconds: 1
+  containers: [{name: prefetch, image: "registry.testbed:5000/server:1.0"}]
+"#;
+
+pub(crate) fn the_plugin_takes_over_from_the_operators_before(stage: &Stage) -> Result<()> {
+    stage.plugin_says(
+        "doctor",
+        &["no other operator works on the same nodes", "Nothing is wrong."],
+    )?;
+    let outcome = stage.cluster.apply(PREDECESSORS).and_then(|_| take_over(stage));
+    stage.kubectl(&["delete", "namespace", "before", "--timeout=120s"])?;
+    outcome
+}
+
+fn take_over(stage: &Stage) -> Result<()> {
+    let doctor = stage.plugin_ends(1, "doctor")?;
+    for operator in [
+        "the KWasm operator still runs (before/",
+        "the Prefetch operator still runs (before/",
+    ] {
+        ensure!(doctor.contains(operator), "{doctor}");
+    }
+    let dry = stage.plugin_ends(0, "migrate --dry-run")?;
+    ensure!(
+        dry.contains("scale the KWasm operator to 0: Deployment before/kwasm-operator"),
+        "{dry}"
+    );
+    // Nobody is there to be asked.
+    let said = stage.plugin_ends(1, "migrate")?;
+    ensure!(said.contains("say --yes"), "{said}");
+    let replicas = |name: &str| -> Result<Value> {
+        Ok(stage.get(&["deployment", name, "--namespace=before"])?["spec"]["replicas"].clone())
+    };
+    ensure!(replicas("kwasm-operator")? == 1, "it was touched");
+
+    stage.plugin_says(
+        "migrate --yes",
+        &[
+            "✓ scale the KWasm operator to 0",
+            "✓ scale the Prefetch operator to 0",
+            "✓ delete the Job before/worker-17-provision-kwasm",
+            "✓ delete the pod default/prefetch-pod-1-worker-17",
+            "helm uninstall kwasm-operator -n before",
+            "every Prefetch would go with it",
+        ],
+    )?;
+    for name in [
+        "kwasm-operator",
+        "kubernetes-prefetch-operator-controller-manager",
+    ] {
+        ensure!(replicas(name)? == 0, "{name} still runs");
+    }
+    stage.until("what was left to be gone", || {
+        let left = stage.kubectl(&["get", "jobs", "--namespace=before", "--output=name"])?;
+        ensure!(left.is_empty(), "{left}");
+        let left = stage.kubectl(&["get", "pods", "--selector=app=prefetch-pod", "--output=name"])?;
+        ensure!(left.is_empty(), "{left}");
+        Ok(())
+    })?;
+    stage.plugin_says("doctor", &["no other operator works on the same nodes"])?;
+    stage.plugin_says("migrate --yes", &["What remains"]).map(drop)
+}
+
+pub(crate) fn the_plugin_removes_everything(stage: &Stage) -> Result<()> {
+    stage.plugin_ends(0, "provision worker-17 worker-24 --wait --timeout 2m")?;
+    let said = stage.plugin_ends(1, "remove-all")?;
+    ensure!(said.contains("say --yes"), "{said}");
+    stage.plugin_says(
+        "remove-all --yes --wait --timeout 2m",
+        &["Nothing of Quartermaster is left on any node."],
+    )?;
+    for node in ["worker-17", "worker-24"] {
+        stage.until_unmarked(node)?;
+    }
+    stage.plugin_says("status", &["Everything is being removed"])?;
+    stage.annotate(&["worker-17", "worker-24"], "kwasm.sh/kwasm-node-")?;
+    stage.forget_what_was_told()?;
     stage.until_agents_are_gone()
 }
