@@ -37,6 +37,7 @@ const AGENT: Part = Part {
         "agent",
         "proto",
         "rust-toolchain.toml",
+        "tools/sbom.sh",
     ],
 };
 
@@ -51,6 +52,7 @@ const COORDINATOR: Part = Part {
         "coordinator",
         "proto",
         "rust-toolchain.toml",
+        "tools/sbom.sh",
     ],
 };
 
