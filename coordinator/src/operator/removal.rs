@@ -97,7 +97,7 @@ pub async fn remove_all(namespace: &str, wait: Duration) -> anyhow::Result<()> {
             return Ok(());
         }
         if told != Some(event.left_count) {
-            println!("{} nodes are left", event.left_count);
+            println!("left: {} nodes", event.left_count);
             told = Some(event.left_count);
         }
         if begun.elapsed() >= wait {
@@ -105,7 +105,7 @@ pub async fn remove_all(namespace: &str, wait: Duration) -> anyhow::Result<()> {
                 println!("  {}: {} {}", left.node, left.reason, left.message);
             }
             anyhow::bail!(
-                "{} nodes could not be put back within {} s; the coordinator goes on with them while it runs. Run this \
+                "not put back within {1} s: {0} nodes; the coordinator goes on with them while it runs. Run this \
                  again to wait for it, or put a node back by hand with `<install folder>/current/bin/quartermaster-agent \
                  uninstall` on it",
                 event.left_count,
