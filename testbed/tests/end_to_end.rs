@@ -19,10 +19,14 @@ mod chart;
 mod configurations;
 #[path = "end_to_end/crash.rs"]
 mod crash;
+#[path = "end_to_end/documents.rs"]
+mod documents;
 #[path = "end_to_end/hand.rs"]
 mod hand;
 #[path = "end_to_end/identity.rs"]
 mod identity;
+#[path = "end_to_end/images.rs"]
+mod images;
 #[path = "end_to_end/kwasm.rs"]
 mod kwasm;
 #[path = "end_to_end/leadership.rs"]
@@ -252,6 +256,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "the_chart_installs_upgrades_and_puts_every_node_back_before_it_goes",
         chart::the_chart_installs_upgrades_and_puts_every_node_back_before_it_goes,
+    ),
+    (
+        "images_say_what_they_are_and_what_they_consist_of",
+        images::images_say_what_they_are_and_what_they_consist_of,
+    ),
+    (
+        "commands_of_the_documents_work_as_they_stand_there",
+        documents::commands_of_the_documents_work_as_they_stand_there,
     ),
     (
         "a_mirror_that_the_node_has_set_is_used",

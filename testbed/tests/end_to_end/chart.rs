@@ -216,11 +216,16 @@ fn values_that_mean_nothing_are_refused_in_words(template: &dyn Fn(&[&str]) -> R
 pub(crate) fn the_chart_installs_upgrades_and_puts_every_node_back_before_it_goes(
     stage: &Stage,
 ) -> Result<()> {
+    in_place_of_the_base(stage, life_of_a_release)
+}
+
+/// Has the cluster without Quartermaster for a while.
+pub(crate) fn in_place_of_the_base(stage: &Stage, what: impl FnOnce(&Stage) -> Result<()>) -> Result<()> {
     stage.until_agents_are_gone()?;
     // Helm takes nothing that is another's.
     let base = deployment::manifests().display().to_string();
     stage.kubectl(&["delete", "--ignore-not-found", "--timeout=90s", "-k", &base])?;
-    let outcome = life_of_a_release(stage);
+    let outcome = what(stage);
     if stage
         .cluster
         .helm(&["status", RELEASE, "--namespace", NAMESPACE])
@@ -350,7 +355,7 @@ fn life_of_a_release(stage: &Stage) -> Result<()> {
 }
 
 /// The product's images in the testbed's registry, as values.
-fn images(stage: &Stage) -> Result<Vec<String>> {
+pub(crate) fn images(stage: &Stage) -> Result<Vec<String>> {
     let value = |part: &str, image: &BuiltImage| -> Result<String> {
         let (name, tag) = image.name.split_once(':').context("the image has no tag")?;
         Ok(format!(
