@@ -23,6 +23,13 @@ impl Engine {
         let Some((image, pins)) = runtime.ordered.remove_entry(&*image) else {
             return;
         };
+        if matches!(&result, Err(failed) if failed.reason == FailureReason::Cancelled) {
+            // No failure of the image: should it be wanted again by now, it is pulled without a wait.
+            if let Some(known) = self.pairs.get_mut(name) {
+                known.pairs.remove(&image);
+            }
+            return;
+        }
         let keys = runtime.ordered_by.clone();
         let fetched = result.as_ref().map_or(0, |ready| ready.fetched);
         match &result {

@@ -8,7 +8,9 @@ use tracing::{info, warn};
 use super::pulls::{OrderedImage, PullOrder};
 use super::{Engine, Key, Subject};
 use crate::node::Work;
-use crate::prefetch::{Cover, Pair, PlanInput, PullPlan, Wanted, covers, host, plan, promise, recheck_at};
+use crate::prefetch::{
+    Cover, Pair, PlanInput, PullPlan, Wanted, covers, host, is_pointless, plan, promise, recheck_at,
+};
 
 /// How long a summoned agent may take to come before its node does not count any more.
 const ARRIVAL: SignedDuration = SignedDuration::from_secs(120);
@@ -43,6 +45,13 @@ impl Engine {
         let recheck = recheck_at(node, &wanted, self.setup.recheck);
         let runtime = self.runtime.entry(name.to_owned()).or_default();
         if runtime.pulling {
+            if is_pointless(runtime.ordered.keys(), &wanted) && !runtime.stop_pull.is_cancelled() {
+                info!(
+                    node = name,
+                    "a pull of which nothing is wanted any more is stopped"
+                );
+                runtime.stop_pull.cancel();
+            }
             return true;
         }
         let settled = matches!(&planned, PullPlan::Settled(Some(mark)) if node.marks.images_verified.as_ref() == Some(mark));

@@ -6,10 +6,11 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use quartermaster_proto::keyring;
 use quartermaster_proto::v1::{
-    self, CommandHeader, CredentialSet, DiskReserve, FailureReason, PullEvent, PullRequest, WantedImage,
-    WatchEvent, pull_event, watch_event,
+    self, CancelRequest, CommandHeader, CredentialSet, DiskReserve, FailureReason, PullEvent, PullRequest,
+    WantedImage, WatchEvent, pull_event, watch_event,
 };
 use tokio::sync::{broadcast, mpsc};
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::transport::Channel;
 use tracing::info;
@@ -22,6 +23,8 @@ use crate::prefetch::{Pin, PullFacts, normalise, shorten};
 
 /// For one command to pull; a longer one is taken up by another command.
 const PULL_DEADLINE: Duration = Duration::from_secs(3600);
+/// Until a pull that the agent does not know yet is cancelled again.
+const CANCEL_PAUSE: Duration = Duration::from_millis(100);
 
 /// A pull of some images on one node.
 #[derive(Debug)]
@@ -92,11 +95,24 @@ impl Engine {
         self.tell_watchers(node, watch_event::Event::Ordered("Pull".to_owned()));
         let watchers = self.setup.watchers.clone();
         let header = self.header(id);
+        let stop = CancellationToken::new();
+        self.runtime.entry(node.to_owned()).or_default().stop_pull = stop.clone();
         let (inputs, node, secrets) = (self.inputs.clone(), node.to_owned(), self.secrets.clone());
         self.tasks.spawn(async move {
             let pull = async {
-                let request = request(order, header, &secrets, &inputs).await;
-                pull(channel, request, &node, &inputs, &watchers).await
+                let request = tokio::select! {
+                    request = request(order, header.clone(), &secrets, &inputs) => request,
+                    () = stop.cancelled() => return Ok(()),
+                };
+                let pull = pull(channel.clone(), request, &node, &inputs, &watchers);
+                let stopped = async {
+                    stop.cancelled().await;
+                    cancel(channel, header).await
+                };
+                tokio::select! {
+                    ended = pull => ended,
+                    status = stopped => Err(status),
+                }
             };
             let lost = !matches!(tokio::time::timeout(PULL_DEADLINE, pull).await, Ok(Ok(())));
             let _ = inputs.send(Input::PullEnded { node, lost }).await;
@@ -254,6 +270,28 @@ async fn pull(
         }
     }
     Err(Status::unknown("the stream ended before the pull was done"))
+}
+
+/// Has the agent stop a pull, whose own stream tells of its end; ends only if the agent can't be asked.
+async fn cancel(channel: Channel, header: Option<CommandHeader>) -> Status {
+    let command_id = header
+        .as_ref()
+        .map(|header| header.id.clone())
+        .unwrap_or_default();
+    let header = header.map(|header| CommandHeader {
+        id: uuid::Uuid::new_v4().to_string(),
+        ..header
+    });
+    let request = CancelRequest { header, command_id };
+    let mut agent = client(channel);
+    loop {
+        match agent.cancel(request.clone()).await {
+            Ok(answer) if answer.get_ref().was_running => return std::future::pending().await,
+            // The order itself is still on its way.
+            Ok(_) => tokio::time::sleep(CANCEL_PAUSE).await,
+            Err(status) => return status,
+        }
+    }
 }
 
 /// What those who watch are told of a pull.

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use super::Key;
@@ -22,8 +23,10 @@ pub(super) struct NodeRuntime {
     pub attempt: Attempt,
     /// The order about the runtime that is under way.
     pub working: Option<Work>,
-    /// A pull is under way.
+    /// A pull, or a release of pins, is under way.
     pub pulling: bool,
+    /// Stops the pull that is under way.
+    pub stop_pull: CancellationToken,
     /// After a pull was lost, not before this time.
     pub pull_not_before: Option<Timestamp>,
     /// A write of marks is under way.

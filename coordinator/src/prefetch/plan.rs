@@ -121,6 +121,13 @@ fn pull_or_wait(input: PlanInput<'_>, hash: String, trust: SignedDuration) -> Pu
     }
 }
 
+/// Whether a pull that is under way is of no use any more: nothing is wanted of what it has not told of yet. While
+/// something is, it goes on, since what has begun to come would come again from the beginning.
+pub fn is_pointless<'a>(untold: impl IntoIterator<Item = &'a Arc<str>>, wanted: &Wanted) -> bool {
+    let mut untold = untold.into_iter().peekable();
+    untold.peek().is_some() && untold.all(|image| !wanted.images.contains_key(image))
+}
+
 /// When a settled node has to be looked at again: when the trust in its mark ends, or its last pin.
 pub fn recheck_at(node: &NodeFacts, wanted: &Wanted, recheck: SignedDuration) -> Option<Timestamp> {
     if wanted.is_empty() {

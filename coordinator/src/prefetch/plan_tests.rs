@@ -238,3 +238,14 @@ fn a_suspended_prefetch_pulls_nothing_and_lets_go_of_nothing() {
 fn a_node_on_which_nothing_is_wanted_carries_no_mark() {
     assert_eq!(Case::new().plan(&[], 0), PullPlan::Settled(None));
 }
+
+#[test]
+fn a_pull_is_pointless_once_nothing_of_what_is_left_of_it_is_wanted() {
+    let wanted = on(&node(), ONE);
+    let untold = |images: &[&str]| -> Vec<Arc<str>> { images.iter().map(|image| (*image).into()).collect() };
+    assert!(is_pointless(&untold(&[B]), &wanted));
+    assert!(!is_pointless(&untold(&[A, B]), &wanted));
+    assert!(is_pointless(&untold(&[A, B]), &Wanted::default()));
+    // It has told of everything, or lets go of pins.
+    assert!(!is_pointless(&untold(&[]), &wanted));
+}
