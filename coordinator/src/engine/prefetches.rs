@@ -198,8 +198,7 @@ impl Engine {
         if state.writing {
             return;
         }
-        // At most a twentieth of the time goes into one status.
-        let rest = COMPUTE.max((state.cost * 20).min(WRITE));
+        let rest = rest(state.cost, self.prefetches.len());
         let rests = [state.computed_at.map(|at| at + rest), state.write_not_before];
         if let Some(at) = rests.into_iter().flatten().filter(|at| *at > now).max() {
             self.wake(at, Subject::Prefetch(key.clone()));
@@ -301,5 +300,27 @@ impl Engine {
             }
         }
         self.dirty_prefetches.insert(key.clone());
+    }
+}
+
+/// How long the status of one of so many Prefetches rests after it was computed, which took `cost`: at most a twentieth of
+/// the time goes into all of them, or, where they would come later than they are written then, half of it.
+fn rest(cost: SignedDuration, prefetches: usize) -> SignedDuration {
+    let all = cost * i32::try_from(prefetches).unwrap_or(i32::MAX);
+    COMPUTE.max((all * 20).min(WRITE.max(all * 2)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_rest_the_longer_the_more_of_them_there_are_and_the_more_they_cost() {
+        let rest = |millis, prefetches| rest(SignedDuration::from_millis(millis), prefetches).as_millis();
+        assert_eq!(rest(0, 1), 100);
+        assert_eq!(rest(10, 1), 200);
+        // 198 Prefetches on 989 nodes.
+        assert_eq!(rest(1, 198), 3960);
+        assert_eq!(rest(50, 198), 19_800);
     }
 }
