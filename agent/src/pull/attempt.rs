@@ -14,6 +14,7 @@ use tonic::Status;
 use super::event::{Failed, Progress, Ready};
 use super::facts::NodeOffer;
 use super::layers::{Layers, Snapshot};
+use super::lease::{Lease, Leases};
 use super::order::{Order, Wanted};
 use super::patience::Patience;
 use super::providers::Providers;
@@ -40,6 +41,7 @@ pub(crate) struct Context<'a> {
     pub(crate) pulse: Pulse,
     pub(crate) patience: Patience,
     pub(crate) providers: Providers,
+    pub(crate) leases: Leases,
     /// Blobs that are counted already.
     pub(crate) counted: Mutex<HashSet<String>>,
 }
@@ -261,15 +263,19 @@ impl Context<'_> {
             pulse: &self.pulse,
             disk: self.disk.as_ref(),
         };
-        // Dropping a call cancels it in containerd, which lets go of what it held for it.
+        let longest = deadline.saturating_duration_since(Instant::now());
+        let lease = self.leases.take(self.daemon, longest).await;
+        // Dropping a call cancels it in containerd.
         let result = tokio::select! {
-            result = self.call(name, credential, &layers) => result.map_err(|status| refused(&status)),
+            result = self.call(name, credential, &lease, &layers) => result.map_err(|status| refused(&status)),
             Halt { reason, message } = watch.run(report) => Err((reason, message)),
             () = tokio::time::sleep_until(deadline) => Err((
                 FailureReason::DeadlineExceeded,
                 format!("{name} was not pulled in the time that it was given"),
             )),
         };
+        let is_left = result.is_err() && layers.snapshot().done() > 0;
+        self.leases.give_back(self.daemon, lease, is_left).await;
         if result.is_ok() {
             report(&layers.snapshot());
         }
@@ -280,6 +286,7 @@ impl Context<'_> {
         &self,
         name: &str,
         credential: Option<&Credential>,
+        lease: &Lease,
         layers: &Arc<Layers>,
     ) -> Result<PullWay, Status> {
         if self.way == Way::Transfer {
@@ -289,6 +296,7 @@ impl Context<'_> {
                 hosts: self.offer.hosts_for(self.root, registry_of(name)),
                 name,
                 credential,
+                lease,
                 layers,
             };
             match transfer.run().await {
@@ -303,7 +311,7 @@ impl Context<'_> {
             }
         }
         tokio::select! {
-            result = cri::pull(self.daemon, name, credential) => result.map(|()| PullWay::Cri),
+            result = cri::pull(self.daemon, name, credential, lease) => result.map(|()| PullWay::Cri),
             () = arrivals::follow(self.daemon, name, SystemTime::now(), layers) => {
                 Err(Status::internal("what comes is no longer followed"))
             }

@@ -10,13 +10,19 @@ use quartermaster_proto::v1::Credential;
 use tokio::time::timeout;
 use tonic::{Request, Status};
 
+use super::lease::Lease;
 use crate::containerd::Daemon;
 
 const STATUS: Duration = Duration::from_secs(10);
 const REMOVE: Duration = Duration::from_secs(60);
 
 /// Pulls. Dropping the future cancels the pull in containerd.
-pub(crate) async fn pull(daemon: &Daemon, name: &str, credential: Option<&Credential>) -> Result<(), Status> {
+pub(crate) async fn pull(
+    daemon: &Daemon,
+    name: &str,
+    credential: Option<&Credential>,
+    lease: &Lease,
+) -> Result<(), Status> {
     let auth = credential.map(|credential| AuthConfig {
         username: credential.username.clone(),
         password: credential.password.clone(),
@@ -24,11 +30,12 @@ pub(crate) async fn pull(daemon: &Daemon, name: &str, credential: Option<&Creden
         registry_token: credential.registry_token.clone(),
         ..Default::default()
     });
-    let request = PullImageRequest {
+    let mut request = Request::new(PullImageRequest {
         image: Some(spec(name)),
         auth,
         ..Default::default()
-    };
+    });
+    lease.cover(&mut request);
     daemon.images().pull_image(request).await.map(drop)
 }
 

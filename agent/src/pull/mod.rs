@@ -13,6 +13,7 @@ mod event;
 mod facts;
 mod kubelet;
 mod layers;
+mod lease;
 mod order;
 mod patience;
 mod pins;

@@ -12,6 +12,7 @@ use super::disk::{Commitments, Space, reserve};
 use super::event::{Failed, ImageEvent, Progress, Sink, Tally};
 use super::facts::NodeOffer;
 use super::kubelet::Kubelet;
+use super::lease::Leases;
 use super::order::{Order, Wanted};
 use super::patience::Patience;
 use super::providers::Providers;
@@ -87,6 +88,7 @@ pub async fn pull(node: &Node, order: &Order, sink: &Sink, cancelled: &Cancellat
             }
         }
     }
+    context.leases.give_back_all(&node.daemon).await;
     tally.pins_held = sweep(&node.daemon).await.unwrap_or(true);
     tally
 }
@@ -151,6 +153,7 @@ async fn context<'a>(node: &'a Node, order: &'a Order) -> Context<'a> {
         pulse: Pulse::new(),
         patience: Patience::default(),
         providers: Providers::new(Arc::clone(&node.root)),
+        leases: Leases::default(),
         counted: Mutex::new(HashSet::new()),
     }
 }

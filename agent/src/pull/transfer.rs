@@ -24,6 +24,7 @@ use tonic::{Status, Streaming};
 
 use super::facts::NodeOffer;
 use super::layers::{Layer, Layers};
+use super::lease::Lease;
 use super::reference::repository_of;
 use super::store;
 use super::way::architecture;
@@ -40,6 +41,7 @@ pub(crate) struct Transfer<'a> {
     /// Full.
     pub(crate) name: &'a str,
     pub(crate) credential: Option<&'a Credential>,
+    pub(crate) lease: &'a Lease,
     pub(crate) layers: &'a std::sync::Arc<Layers>,
 }
 
@@ -94,13 +96,14 @@ impl Transfer<'_> {
             }],
             ..Default::default()
         };
-        let request = store::in_cri(TransferRequest {
+        let mut request = store::in_cri(TransferRequest {
             source: Some(to_any(&source)),
             destination: Some(to_any(&destination)),
             options: Some(TransferOptions {
                 progress_stream: progress_id,
             }),
         });
+        self.lease.cover(&mut request);
         TransferClient::new(self.daemon.channel())
             .transfer(request)
             .await?;
