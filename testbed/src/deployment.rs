@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::images::{self, Product};
@@ -29,6 +29,8 @@ pub struct Options {
     pub auto_provision: bool,
     /// How long idle agents stay, such as `5s`; the base's own time where it is `None`.
     pub linger: Option<String>,
+    /// Flags of the coordinator besides, such as `--prefetch-max-images=2`.
+    pub flags: Vec<String>,
 }
 
 /// A testbed whose registry holds the base images, and the product's images beside it: what the demo, the end-to-end
@@ -264,9 +266,15 @@ fn write_overlay(cluster: &Cluster, product: &Product, options: &Options) -> Res
             "  - name: ghcr.io/quartermaster-k8s/quartermaster-{part}\n    newName: {registry}/{name}\n    newTag: {tag:?}\n"
         );
     }
-    if let Some(linger) = &options.linger {
+    let linger = options.linger.iter().map(|linger| format!("--linger={linger}"));
+    let added: Vec<Value> = linger
+        .chain(options.flags.iter().cloned())
+        .map(|flag| json!({"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": flag}))
+        .collect();
+    if !added.is_empty() {
         text += &format!(
-            "patches:\n  - target: {{kind: Deployment, name: quartermaster-coordinator}}\n    patch: '[{{\"op\": \"add\", \"path\": \"/spec/template/spec/containers/0/args/-\", \"value\": \"--linger={linger}\"}}]'\n"
+            "patches:\n  - target: {{kind: Deployment, name: quartermaster-coordinator}}\n    patch: '{}'\n",
+            Value::from(added)
         );
     }
     fs::write(folder.path().join("kustomization.yaml"), text)?;

@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddrV4, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use base64::Engine;
@@ -33,13 +33,27 @@ pub struct Rules {
     pub rate: Option<u64>,
 }
 
+/// One request.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// The node that asked.
+    pub by: IpAddr,
+    /// `GET` or `HEAD`.
+    pub method: String,
+    /// Of the URL.
+    pub path: String,
+    /// When.
+    pub at: Instant,
+    /// The status with which it was refused; none where it was answered.
+    pub refused: Option<u16>,
+}
+
 #[derive(Debug, Default)]
 struct State {
     rules: Rules,
-    /// By path: how often it was asked for by GET and answered.
-    served: HashMap<String, u32>,
-    /// How often somebody was refused for want of a password.
-    unauthorized: u32,
+    asked: Vec<Asked>,
+    /// When the last bytes of a blob were sent.
+    last_byte: Option<Instant>,
 }
 
 /// A proxy that runs until it is dropped.
@@ -100,18 +114,28 @@ impl Faults {
         };
     }
 
+    /// What was asked for since the rules were set, in this order.
+    #[must_use]
+    pub fn asked(&self) -> Vec<Asked> {
+        locked(&self.state).asked.clone()
+    }
+
     /// How often each blob was sent.
     #[must_use]
     pub fn blobs(&self) -> HashMap<String, u32> {
-        let state = locked(&self.state);
-        let blobs = state.served.iter().filter(|(path, _)| path.contains("/blobs/"));
-        blobs.map(|(path, count)| (path.clone(), *count)).collect()
+        let mut blobs = HashMap::new();
+        for asked in self.asked() {
+            if asked.method == "GET" && asked.refused.is_none() && asked.path.contains("/blobs/") {
+                *blobs.entry(asked.path).or_default() += 1;
+            }
+        }
+        blobs
     }
 
-    /// How often somebody was refused for want of a password.
+    /// When the last bytes of a blob were sent; none since the rules were set where none were.
     #[must_use]
-    pub fn unauthorized(&self) -> u32 {
-        locked(&self.state).unauthorized
+    pub fn last_byte(&self) -> Option<Instant> {
+        locked(&self.state).last_byte
     }
 }
 
@@ -143,20 +167,19 @@ fn serve(
 ) -> Result<()> {
     client.set_read_timeout(Some(PATIENCE))?;
     client.set_write_timeout(Some(PATIENCE))?;
+    let by = client.peer_addr()?.ip();
     let head = read_head(&client)?;
     let rules = locked(state).rules.clone();
-    if let Some((status, retry_after)) = rules.refuse {
-        return refuse(&mut client, status, &format!("Retry-After: {retry_after}\r\n"));
-    }
-    if let Some((name, password)) = &rules.password {
-        let wanted = format!("Basic {}", STANDARD.encode(format!("{name}:{password}")));
-        if head.authorization.as_deref() != Some(&wanted) {
-            locked(state).unauthorized += 1;
-            return refuse(&mut client, 401, "WWW-Authenticate: Basic realm=\"testbed\"\r\n");
-        }
-    }
-    if head.method == "GET" {
-        *locked(state).served.entry(head.path.clone()).or_default() += 1;
+    let refusal = refusal(&rules, &head);
+    locked(state).asked.push(Asked {
+        by,
+        method: head.method.clone(),
+        path: head.path.clone(),
+        at: Instant::now(),
+        refused: refusal.as_ref().map(|(status, _)| *status),
+    });
+    if let Some((status, header)) = refusal {
+        return refuse(&mut client, status, &header);
     }
     let mut server = TcpStream::connect_timeout(&upstream.into(), Duration::from_secs(5))?;
     server.set_read_timeout(Some(PATIENCE))?;
@@ -173,12 +196,23 @@ fn serve(
     request.push_str("\r\n");
     server.write_all(request.as_bytes())?;
     let is_blob = head.method == "GET" && head.path.contains("/blobs/");
-    relay(
-        server,
-        client,
-        if is_blob { rules } else { Rules::default() },
-        over,
-    )
+    if is_blob {
+        let sent = || locked(state).last_byte = Some(Instant::now());
+        relay(server, client, rules, sent, over)
+    } else {
+        relay(server, client, Rules::default(), || (), over)
+    }
+}
+
+/// With which status and header a request is refused, if it is.
+fn refusal(rules: &Rules, head: &Head) -> Option<(u16, String)> {
+    if let Some((status, retry_after)) = rules.refuse {
+        return Some((status, format!("Retry-After: {retry_after}\r\n")));
+    }
+    let (name, password) = rules.password.as_ref()?;
+    let wanted = format!("Basic {}", STANDARD.encode(format!("{name}:{password}")));
+    (head.authorization.as_deref() != Some(&wanted))
+        .then(|| (401, "WWW-Authenticate: Basic realm=\"testbed\"\r\n".to_owned()))
 }
 
 fn read_head(client: &TcpStream) -> Result<Head> {
@@ -222,7 +256,13 @@ fn refuse(client: &mut TcpStream, status: u16, header: &str) -> Result<()> {
     Ok(client.write_all(answer.as_bytes())?)
 }
 
-fn relay(mut server: TcpStream, mut client: TcpStream, rules: Rules, over: &AtomicBool) -> Result<()> {
+fn relay(
+    mut server: TcpStream,
+    mut client: TcpStream,
+    rules: Rules,
+    note: impl Fn(),
+    over: &AtomicBool,
+) -> Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     let mut sent = 0_u64;
     loop {
@@ -235,13 +275,14 @@ fn relay(mut server: TcpStream, mut client: TcpStream, rules: Rules, over: &Atom
             return Ok(());
         }
         client.write_all(&buffer[..length])?;
+        note();
         sent += length as u64;
         if rules.stall_after.is_some_and(|most| sent >= most) {
             return hold(client, over);
         }
-        if rules.rate.is_some() {
+        if let Some(rate) = rules.rate.filter(|rate| *rate > 0) {
             // The pace of a slow line is what is made here, not waited for.
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_secs_f64(length as f64 / rate as f64));
         }
         if over.load(Ordering::SeqCst) {
             return Ok(());

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use testbed::deployment::{self, Options};
+use testbed::deployment;
 use testbed::{Cluster, Progress, Spec};
 
 #[path = "end_to_end/by_hand.rs"]
@@ -41,12 +41,22 @@ mod payload;
 mod plugin;
 #[path = "end_to_end/prefetch.rs"]
 mod prefetch;
+#[path = "end_to_end/prefetch_bounds.rs"]
+mod prefetch_bounds;
+#[path = "end_to_end/prefetch_nodes.rs"]
+mod prefetch_nodes;
 #[path = "end_to_end/prefetch_object.rs"]
 mod prefetch_object;
+#[path = "end_to_end/prefetch_run.rs"]
+mod prefetch_run;
 #[path = "end_to_end/provision.rs"]
 mod provision;
 #[path = "end_to_end/pull.rs"]
 mod pull;
+#[path = "end_to_end/pull_credentials.rs"]
+mod pull_credentials;
+#[path = "end_to_end/pull_faults.rs"]
+mod pull_faults;
 #[path = "end_to_end/stage.rs"]
 mod stage;
 
@@ -271,11 +281,63 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ),
     (
         "secrets_are_tried_in_turn_and_written_nowhere",
-        pull::secrets_are_tried_in_turn_and_written_nowhere,
+        pull_credentials::secrets_are_tried_in_turn_and_written_nowhere,
     ),
     (
         "the_kubelets_credential_providers_are_asked_on_the_host",
-        pull::the_kubelets_credential_providers_are_asked_on_the_host,
+        pull_credentials::the_kubelets_credential_providers_are_asked_on_the_host,
+    ),
+    (
+        "what_the_clusters_operator_does_not_allow_is_told_with_its_reason",
+        prefetch_bounds::what_the_clusters_operator_does_not_allow_is_told_with_its_reason,
+    ),
+    (
+        "secrets_of_a_prefetch_are_read_where_they_may_be_and_anew_when_they_change",
+        prefetch_bounds::secrets_of_a_prefetch_are_read_where_they_may_be_and_anew_when_they_change,
+    ),
+    (
+        "a_new_node_is_kept_out_of_service_until_its_gated_images_are_there",
+        prefetch_nodes::a_new_node_is_kept_out_of_service_until_its_gated_images_are_there,
+    ),
+    (
+        "images_come_in_the_order_asked_for_and_unused_ones_are_removed",
+        prefetch_run::images_come_in_the_order_asked_for_and_unused_ones_are_removed,
+    ),
+    (
+        "a_registry_that_asks_one_node_for_patience_is_spared_by_all",
+        prefetch_run::a_registry_that_asks_one_node_for_patience_is_spared_by_all,
+    ),
+    (
+        "a_prefetch_that_is_changed_or_deleted_stops_what_it_was_pulling",
+        prefetch_run::a_prefetch_that_is_changed_or_deleted_stops_what_it_was_pulling,
+    ),
+    (
+        "objects_of_the_prefetch_operator_go_on_working_under_the_new_definition",
+        prefetch_run::objects_of_the_prefetch_operator_go_on_working_under_the_new_definition,
+    ),
+    (
+        "pins_are_held_for_each_owner_and_let_go_with_the_last",
+        pull::pins_are_held_for_each_owner_and_let_go_with_the_last,
+    ),
+    (
+        "every_kind_of_name_is_pulled_and_starts_without_a_second_pull",
+        pull::every_kind_of_name_is_pulled_and_starts_without_a_second_pull,
+    ),
+    (
+        "a_registry_that_stalls_or_asks_for_patience_is_told",
+        pull_faults::a_registry_that_stalls_or_asks_for_patience_is_told,
+    ),
+    (
+        "a_cancelled_pull_stops_in_containerd_and_a_kubelet_beside_it_goes_on",
+        pull_faults::a_cancelled_pull_stops_in_containerd_and_a_kubelet_beside_it_goes_on,
+    ),
+    (
+        "a_layer_that_images_share_is_fetched_once",
+        pull::a_layer_that_images_share_is_fetched_once,
+    ),
+    (
+        "what_does_not_fit_is_not_pulled",
+        pull_faults::what_does_not_fit_is_not_pulled,
     ),
 ];
 
@@ -292,30 +354,6 @@ const SOAK: &[(&str, Scenario)] = &[
     (
         "a_node_survives_a_power_cut_between_any_two_steps_of_the_host_unit",
         crash::a_node_survives_a_power_cut_between_any_two_steps_of_the_host_unit,
-    ),
-    (
-        "pins_are_held_for_each_owner_and_let_go_with_the_last",
-        pull::pins_are_held_for_each_owner_and_let_go_with_the_last,
-    ),
-    (
-        "every_kind_of_name_is_pulled_and_starts_without_a_second_pull",
-        pull::every_kind_of_name_is_pulled_and_starts_without_a_second_pull,
-    ),
-    (
-        "a_registry_that_stalls_or_asks_for_patience_is_told",
-        pull::a_registry_that_stalls_or_asks_for_patience_is_told,
-    ),
-    (
-        "a_cancelled_pull_stops_in_containerd_and_a_kubelet_beside_it_goes_on",
-        pull::a_cancelled_pull_stops_in_containerd_and_a_kubelet_beside_it_goes_on,
-    ),
-    (
-        "a_layer_that_images_share_is_fetched_once",
-        pull::a_layer_that_images_share_is_fetched_once,
-    ),
-    (
-        "what_does_not_fit_is_not_pulled",
-        pull::what_does_not_fit_is_not_pulled,
     ),
 ];
 
@@ -371,13 +409,6 @@ fn set() -> anyhow::Result<Stage> {
     let keep = std::env::var_os("TESTBED_KEEP").is_some();
     let (cluster, product) = deployment::set(&spec, keep, &Progress::terminal())?;
     let stage = Stage { cluster, product };
-    deployment::deploy(
-        &stage.cluster,
-        &stage.product,
-        &Options {
-            linger: Some("3s".to_owned()),
-            ..Options::default()
-        },
-    )?;
+    deployment::deploy(&stage.cluster, &stage.product, &Stage::options())?;
     Ok(stage)
 }

@@ -1,7 +1,7 @@
 //! What is put on a node: it takes nothing from the node, is never used half, and can be replaced under running pods.
 
 use anyhow::{Context, Result, ensure};
-use testbed::deployment::{self, Options};
+use testbed::deployment;
 
 use crate::hand::{HAND, Hand};
 use crate::stage::{Stage, server_pod};
@@ -302,14 +302,7 @@ pub(crate) fn the_copy_on_a_node_puts_it_back_when_the_cluster_has_forgotten_us(
         Ok(())
     })();
     // The next coordinator finds a node that is not wanted any more, and takes its marks off.
-    deployment::deploy(
-        &stage.cluster,
-        &stage.product,
-        &Options {
-            linger: Some("3s".to_owned()),
-            ..Options::default()
-        },
-    )?;
+    deployment::deploy(&stage.cluster, &stage.product, &Stage::options())?;
     stage.annotate(&[node], "kwasm.sh/kwasm-node-")?;
     stage.until_unmarked(node)?;
     stage.until_agents_are_gone()?;

@@ -12,14 +12,14 @@ const PINS_HELD: &str = "cache.techsquad.rocks/pins-held";
 /// Nodes whose containerd can pin.
 const PINNING: [&str; 3] = ["worker-17", "worker-21", "worker-24"];
 
-fn prefetch(name: &str, spec: &str) -> String {
+pub(crate) fn prefetch(name: &str, spec: &str) -> String {
     format!(
         "apiVersion: cache.techsquad.rocks/v1\nkind: Prefetch\nmetadata: {{name: {name}, namespace: default}}\nspec: {spec}\n"
     )
 }
 
 impl Stage {
-    fn pinned(&self, node: &str, image: &str) -> Result<bool> {
+    pub(crate) fn pinned(&self, node: &str, image: &str) -> Result<bool> {
         let listed = self.cluster.exec(
             node,
             &["ctr", "-n", "k8s.io", "images", "ls", &format!("name=={image}")],
@@ -27,14 +27,14 @@ impl Stage {
         Ok(listed.contains("io.cri-containerd.pinned=pinned"))
     }
 
-    fn pins_held(&self, node: &str) -> Result<Option<String>> {
+    pub(crate) fn pins_held(&self, node: &str) -> Result<Option<String>> {
         let node = self.get(&["node", node])?;
         Ok(node["metadata"]["annotations"][PINS_HELD]
             .as_str()
             .map(ToOwned::to_owned))
     }
 
-    fn until_nothing_is_held(&self, node: &str, image: &str) -> Result<()> {
+    pub(crate) fn until_nothing_is_held(&self, node: &str, image: &str) -> Result<()> {
         self.until(&format!("{node} to hold no pin"), || {
             ensure!(!self.pinned(node, image)?, "{image} is pinned");
             let held = self.pins_held(node)?;
@@ -43,7 +43,7 @@ impl Stage {
         })
     }
 
-    fn lacks_image(&self, node: &str, reference: &str) -> Result<()> {
+    pub(crate) fn lacks_image(&self, node: &str, reference: &str) -> Result<()> {
         ensure!(self.has_image(node, reference).is_err(), "{node} has {reference}");
         Ok(())
     }

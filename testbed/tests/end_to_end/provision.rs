@@ -248,7 +248,7 @@ pub(crate) fn auto_provision_takes_every_node_but_one_at_a_time(stage: &Stage) -
     stage.annotate(&[left_out], "kwasm.sh/kwasm-node=false")?;
     let options = |auto_provision| Options {
         auto_provision,
-        linger: Some("3s".to_owned()),
+        ..Stage::options()
     };
     deployment::deploy(&stage.cluster, &stage.product, &options(true))?;
     let mut most = 0;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use testbed::deployment;
+use testbed::deployment::{self, Options};
 use testbed::images::Product;
 use testbed::{Cluster, wait_for};
 
@@ -30,6 +30,30 @@ impl Stage {
             let log = deployment::coordinator_log_since(&self.cluster, &since);
             format!("the coordinator's log of this scenario:\n{log}\n")
         })
+    }
+
+    /// How the coordinator runs in all scenarios that ask for nothing else.
+    pub(crate) fn options() -> Options {
+        Options {
+            linger: Some("3s".to_owned()),
+            ..Options::default()
+        }
+    }
+
+    /// Runs a part of a scenario with these flags of the coordinator besides.
+    pub(crate) fn with_flags(&self, flags: &[&str], part: impl FnOnce() -> Result<()>) -> Result<()> {
+        let options = Options {
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            ..Self::options()
+        };
+        deployment::deploy(&self.cluster, &self.product, &options)?;
+        let outcome = part();
+        let log = outcome
+            .is_err()
+            .then(|| deployment::coordinator_log(&self.cluster));
+        deployment::deploy(&self.cluster, &self.product, &Self::options())?;
+        // The log of these flags ends with their coordinator.
+        outcome.with_context(|| log.unwrap_or_default())
     }
 
     /// Clears away what a scenario that failed has left; where there is nothing it does nothing.
