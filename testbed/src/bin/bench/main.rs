@@ -1,16 +1,22 @@
 //! The numbers that are published: measured on the testbed, printed as a table, and written to
 //! `target/bench.json` as an array of name, value and unit. What it is compared with runs beside it.
 
+mod prefetch;
+mod table;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 use testbed::deployment::{self, Options, workspace};
 use testbed::fleet::{self, Scenario, Temper};
 use testbed::images::Product;
-use testbed::{Cluster, Progress, Spec, images, wait_for};
+use testbed::{Cluster, Progress, Spec, wait_for};
+
+use prefetch::prefetch;
+use table::{Table, megabytes};
 
 const NAME: &str = "bench";
 const NODES: &str = "worker-1=1.7,worker-2=2.1,worker-3=2.4";
@@ -167,7 +173,7 @@ fn provision(cluster: &Cluster, product: &Product, table: &mut Table) -> Result<
                 ends.push(ended - line);
             }
             gaps.extend(socket_gap(cluster, node)?);
-            memory.extend(agent_memory(cluster, node)?);
+            memory.extend(agent_memory(cluster, node, "VmRSS")?);
             undo(cluster, node)?;
         }
         table.add(
@@ -244,172 +250,14 @@ fn socket_gap(cluster: &Cluster, node: &str) -> Result<Option<f64>> {
         .or_else(|| line["socket_gap_ms"].as_str()?.parse().ok()))
 }
 
-/// Resident memory of the agent's process in its pod, in megabytes; none if it has gone already.
-fn agent_memory(cluster: &Cluster, node: &str) -> Result<Option<f64>> {
-    let script = "for p in /proc/[0-9]*; do case \"$(tr '\\0' ' ' < $p/cmdline 2>/dev/null)\" in /quartermaster-agent*) awk '/VmRSS/ {print $2}' $p/status;; esac; done";
-    let printed = cluster.exec(node, &["sh", "-c", script])?;
+/// Memory of the agent's process in its pod, in megabytes, by this line of its `/proc/PID/status` (`VmRSS`, `VmHWM`); none
+/// if it has gone already.
+fn agent_memory(cluster: &Cluster, node: &str, line: &str) -> Result<Option<f64>> {
+    let script = "for p in /proc/[0-9]*; do case \"$(tr '\\0' ' ' < $p/cmdline 2>/dev/null)\" in /quartermaster-agent*) awk \"/$1/ {print \\$2}\" $p/status;; esac; done";
+    let printed = cluster.exec(node, &["sh", "-c", script, "sh", line])?;
     Ok(printed
         .lines()
         .next()
         .and_then(|kib| kib.parse::<f64>().ok())
         .map(|kib| kib / 1024.0))
-}
-
-const IMAGES: usize = 20;
-
-/// 20 images of 5 to 200 MB on three nodes, beside crictl pull with four at once.
-fn prefetch(cluster: &Cluster, table: &mut Table) -> Result<()> {
-    let names = push_images(cluster)?;
-    for node in WORKERS {
-        cluster.kubectl(&["label", "node", node, "bench=yes", "--overwrite"])?;
-    }
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for round in 0..3 {
-        forget(cluster, &names)?;
-        theirs.push(crictl(cluster, &names)?);
-        forget(cluster, &names)?;
-        ours.push(apply_to_ready(cluster, &names, round)?);
-    }
-    table.add(
-        "20 images of 670 MB on three nodes, from apply to READY",
-        &ours,
-        "s",
-    );
-    table.add("the same by crictl pull, four at once on each node", &theirs, "s");
-    let ratio = median(&ours) / median(&theirs);
-    table.add("ratio of the two", &[ratio], "");
-    Ok(())
-}
-
-fn push_images(cluster: &Cluster) -> Result<Vec<String>> {
-    // 670 MB in all, of bytes that do not compress.
-    const SIZES: [usize; IMAGES] = [
-        200, 100, 80, 60, 40, 30, 25, 20, 15, 15, 12, 10, 10, 10, 8, 8, 7, 7, 7, 6,
-    ];
-    let folder = tempfile::tempdir()?;
-    let mut names = Vec::new();
-    for (n, size) in SIZES.into_iter().enumerate() {
-        let name = format!("bench-{n}:1.0");
-        let archive = folder.path().join(format!("{n}.tar"));
-        images::random(&archive, &name, size * 1_000_000)?;
-        cluster.push(&archive, &name)?;
-        fs::remove_file(&archive)?;
-        names.push(format!("{}/{name}", cluster.registry()));
-    }
-    Ok(names)
-}
-
-fn forget(cluster: &Cluster, names: &[String]) -> Result<()> {
-    for node in WORKERS {
-        let mut command = vec!["crictl", "rmi"];
-        command.extend(names.iter().map(String::as_str));
-        // Those that are not there are no error here.
-        let _ = cluster.exec(node, &command);
-        let listed = cluster.exec(node, &["crictl", "images"])?;
-        ensure!(!listed.contains("/bench-"), "{node} still has images:\n{listed}");
-        cluster
-            .exec(node, &["ctr", "-n", "k8s.io", "content", "prune", "references"])
-            .ok();
-    }
-    Ok(())
-}
-
-fn crictl(cluster: &Cluster, names: &[String]) -> Result<f64> {
-    let start = Instant::now();
-    let list = names.join("\n");
-    std::thread::scope(|scope| {
-        let nodes: Vec<_> = WORKERS
-            .into_iter()
-            .map(|node| {
-                let script = "printf '%s\\n' \"$1\" | xargs -P 4 -n 1 crictl pull >/dev/null";
-                let list = list.as_str();
-                scope.spawn(move || cluster.exec(node, &["sh", "-c", script, "sh", list]))
-            })
-            .collect();
-        nodes.into_iter().try_for_each(|node| match node.join() {
-            Ok(result) => result.map(drop),
-            Err(_) => bail!("a thread died"),
-        })
-    })?;
-    Ok(start.elapsed().as_secs_f64())
-}
-
-fn apply_to_ready(cluster: &Cluster, names: &[String], round: usize) -> Result<f64> {
-    let containers: Vec<Value> = names
-        .iter()
-        .enumerate()
-        .map(|(n, image)| json!({"name": format!("c{n}"), "image": image}))
-        .collect();
-    let labels = json!({"app": "bench"});
-    let deployment = json!({
-        "apiVersion": "apps/v1", "kind": "Deployment",
-        "metadata": {"name": "bench", "namespace": "default", "labels": labels},
-        "spec": {"replicas": 0, "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": {"containers": containers}}},
-    });
-    cluster.apply(&deployment.to_string())?;
-    let name = format!("bench-{round}");
-    let object = json!({
-        "apiVersion": "cache.techsquad.rocks/v1", "kind": "Prefetch",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"filter_by_labels": labels, "node_filter": "worker", "retry_after": 60},
-    });
-    let start = Instant::now();
-    cluster.apply(&object.to_string())?;
-    cluster
-        .kubectl(&[
-            "wait",
-            &format!("prefetch/{name}"),
-            "--for=condition=Ready",
-            "--timeout=180s",
-        ])
-        .with_context(|| deployment::coordinator_log(cluster))?;
-    let took = start.elapsed().as_secs_f64();
-    cluster.kubectl(&["delete", "prefetch", &name])?;
-    cluster.kubectl(&["delete", "deployment", "bench"])?;
-    deployment::wait_until_agents_are_gone(cluster, DEADLINE)?;
-    Ok(took)
-}
-
-fn megabytes(bytes: u64) -> f64 {
-    bytes as f64 / 1e6
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-#[derive(Default)]
-struct Table {
-    rows: Vec<Value>,
-}
-
-impl Table {
-    fn add(&mut self, name: &str, values: &[f64], unit: &str) {
-        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        println!("  {name}: {:.2} {unit}", median(values));
-        self.rows.push(json!({
-            "name": name, "value": median(values), "unit": unit,
-            "least": least, "most": most, "runs": values.len(),
-        }));
-    }
-
-    fn print(&self) {
-        println!("\n{:<66} {:>8} {:>17}  runs", "", "median", "least to most");
-        for row in &self.rows {
-            let number = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
-            println!(
-                "{:<66} {:>8.2} {:>7.2} to {:>6.2}  {} {}",
-                row["name"].as_str().unwrap_or_default(),
-                number("value"),
-                number("least"),
-                number("most"),
-                row["runs"],
-                row["unit"].as_str().unwrap_or_default(),
-            );
-        }
-    }
 }
