@@ -7,7 +7,7 @@ use tracing::{info, warn};
 use super::Engine;
 use super::pulls::ImageReport;
 use super::releases::Released;
-use crate::prefetch::{Pair, PairFailure, host};
+use crate::prefetch::{Pair, PairFailure, Wanted, host};
 
 /// After a pull or release whose stream was lost.
 const PAUSE: SignedDuration = SignedDuration::from_secs(1);
@@ -169,13 +169,14 @@ impl Engine {
     }
 
     /// Writes what is left of pins after a release, which must not get lost while another write is under way.
-    pub(super) fn pay_pins(&mut self, name: &str) {
+    pub(super) fn pay_pins(&mut self, name: &str, wanted: &Wanted) {
         let owed = self
             .runtime
             .get_mut(name)
             .filter(|runtime| !runtime.writing)
             .and_then(|runtime| runtime.owed_pins.take());
-        if let Some(held) = owed {
+        // Where others are about to be set, the Node would only say no and then yes.
+        if let Some(held) = owed.filter(|held| held.is_some() || wanted.longest_pin().is_none()) {
             self.mark(name, |marks| marks.pins_held = held);
         }
     }

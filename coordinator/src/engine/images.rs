@@ -9,7 +9,8 @@ use super::pulls::{OrderedImage, PullOrder};
 use super::{Engine, Key, Subject};
 use crate::node::Work;
 use crate::prefetch::{
-    Cover, Pair, PlanInput, PullPlan, Wanted, covers, host, is_pointless, plan, promise, recheck_at,
+    Cover, Pair, PlanInput, PullPlan, Wanted, covers, host, is_pointless, largest_beside, plan, promise,
+    recheck_at,
 };
 
 /// How long a summoned agent may take to come before its node does not count any more.
@@ -18,10 +19,10 @@ const ARRIVAL: SignedDuration = SignedDuration::from_secs(120);
 impl Engine {
     /// Decides about the images of a node; says whether they need an agent.
     pub(super) fn settle_images(&mut self, name: &str, busy: bool, now: Timestamp) -> bool {
-        self.pay_pins(name);
         let Some(wanted) = self.wanted_on(name) else {
             return false;
         };
+        self.pay_pins(name, &wanted);
         let Some(node) = self.nodes.get(name) else {
             return false;
         };
@@ -230,11 +231,11 @@ impl Engine {
     }
 
     fn pull_order(&self, images: &[Arc<str>], wanted: &Wanted, keys: &[Key]) -> PullOrder {
-        let wants: Vec<_> = images
+        let mut places: Vec<usize> = images
             .iter()
-            .filter_map(|image| Some((image, wanted.images.get(image)?)))
+            .filter_map(|image| wanted.images.get(image))
+            .flat_map(|want| want.by.iter().copied())
             .collect();
-        let mut places: Vec<usize> = wants.iter().flat_map(|(_, want)| want.by.clone()).collect();
         places.sort_unstable();
         places.dedup();
         let claims: Vec<_> = places
@@ -244,10 +245,13 @@ impl Engine {
                 Some((key.clone(), self.prefetches.get(key)?.pull.clone()))
             })
             .collect();
-        let per_node = claims.iter().map(|(_, pull)| pull.per_node).max();
+        let per_node = claims.iter().map(|(_, pull)| pull.per_node).max().unwrap_or(3);
+        let mut images = images.to_vec();
+        largest_beside(&mut images, wanted, per_node);
         PullOrder {
-            images: wants
-                .into_iter()
+            images: images
+                .iter()
+                .filter_map(|image| Some((image, wanted.images.get(image)?)))
                 .map(|(image, want)| OrderedImage {
                     image: image.clone(),
                     always: want.always,
@@ -261,7 +265,7 @@ impl Engine {
                 })
                 .collect(),
             claims,
-            per_node: per_node.unwrap_or(3),
+            per_node,
             settings: self.setup.pulls.clone(),
         }
     }

@@ -24,7 +24,7 @@ pub use crd::{
 pub use facts::{Parallelism, PrefetchFacts, PullFacts};
 pub use limits::{Excess, Limits};
 pub use pairs::{NodePairs, Pair, PairFailure};
-pub use plan::{PlanInput, PullPlan, held_until, is_pointless, plan, promise, recheck_at};
+pub use plan::{PlanInput, PullPlan, held_until, is_pointless, largest_beside, plan, promise, recheck_at};
 pub use reference::normalise;
 pub use registry::{Registries, host};
 pub use resolve::{Resolved, resolve};

@@ -121,6 +121,20 @@ fn pull_or_wait(input: PlanInput<'_>, hash: String, trust: SignedDuration) -> Pu
     }
 }
 
+/// The order in which images are begun that come several at once: the largest one beside the small ones, since it takes
+/// longest and nothing would come beside it at the end. One by one, and where sizes are not known or not asked for, it is
+/// the order of the plan.
+pub fn largest_beside(images: &mut [Arc<str>], wanted: &Wanted, at_once: u32) {
+    let size = |image: &Arc<str>| wanted.images.get(image).map_or(0, |want| want.place.0);
+    let known = |image: &Arc<str>| Some(size(image)).filter(|size| *size > 0 && *size < u64::MAX);
+    let largest = (0..images.len())
+        .filter_map(|at| Some((known(&images[at])?, at)))
+        .max();
+    if let Some((_, at)) = largest.filter(|_| at_once > 1) {
+        images[..=at].rotate_right(1);
+    }
+}
+
 /// Whether a pull that is under way is of no use any more: nothing is wanted of what it has not told of yet. While
 /// something is, it goes on, since what has begun to come would come again from the beginning.
 pub fn is_pointless<'a>(untold: impl IntoIterator<Item = &'a Arc<str>>, wanted: &Wanted) -> bool {

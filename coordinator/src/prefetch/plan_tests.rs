@@ -249,3 +249,28 @@ fn a_pull_is_pointless_once_nothing_of_what_is_left_of_it_is_wanted() {
     // It has told of everything, or lets go of pins.
     assert!(!is_pointless(&untold(&[]), &wanted));
 }
+
+#[test]
+fn the_largest_image_begins_beside_the_small_ones_where_several_come_at_once() {
+    let mut wanted = on(&node(), &["{images: [a, b, c]}"]);
+    let names: Vec<Arc<str>> = wanted.images.keys().cloned().collect();
+    let order = |wanted: &Wanted, at_once: u32| -> Vec<usize> {
+        let mut images = names.clone();
+        largest_beside(&mut images, wanted, at_once);
+        images
+            .iter()
+            .filter_map(|image| names.iter().position(|name| name == image))
+            .collect()
+    };
+    // Sizes that are not known, and those that nobody asked to be heeded.
+    assert_eq!(order(&wanted, 3), [0, 1, 2]);
+    for (n, want) in wanted.images.values_mut().enumerate() {
+        want.place = (0, u32::try_from(n).expect("a place"));
+    }
+    assert_eq!(order(&wanted, 3), [0, 1, 2]);
+    for (want, size) in wanted.images.values_mut().zip([10, 20, u64::MAX]) {
+        want.place.0 = size;
+    }
+    assert_eq!(order(&wanted, 3), [1, 0, 2]);
+    assert_eq!(order(&wanted, 1), [0, 1, 2]);
+}
