@@ -33,6 +33,7 @@ pub(crate) fn prefetch(cluster: &Cluster, table: &mut Table) -> Result<()> {
     for node in WORKERS {
         beside_crictl(cluster, &names, &[node], "alone on its node", table)?;
     }
+    forget(cluster, &names)?;
     all_present(cluster, table)?;
     until_stopped(cluster, table)
 }
@@ -238,7 +239,7 @@ fn crictl(cluster: &Cluster, names: &[String], nodes: &[&str]) -> Result<Vec<f64
     })
 }
 
-/// Makes a Prefetch of these images for these nodes, in the form that the Prefetch operator knows where it can say it.
+/// Makes a Prefetch of these images for these nodes.
 fn apply(cluster: &Cluster, names: &[String], nodes: &[&str]) -> Result<()> {
     let filter = match nodes {
         [node] => node,
@@ -247,7 +248,8 @@ fn apply(cluster: &Cluster, names: &[String], nodes: &[&str]) -> Result<()> {
     let object = json!({
         "apiVersion": "cache.techsquad.rocks/v1", "kind": "Prefetch",
         "metadata": {"name": "bench", "namespace": "default"},
-        "spec": {"images": names, "node_filter": filter, "retry_after": 60},
+        // As many at once as crictl is given.
+        "spec": {"images": names, "node_filter": filter, "retry_after": 60, "pull": {"perNode": 4}},
     });
     cluster.apply(&object.to_string()).map(drop)
 }
