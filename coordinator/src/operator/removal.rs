@@ -86,8 +86,11 @@ pub async fn remove_all(namespace: &str, wait: Duration) -> anyhow::Result<()> {
     let client = kube::Client::try_default()
         .await
         .context("the cluster's address and credentials can't be found")?;
-    change_control(&client, namespace, begin).await?;
+    let control = change_control(&client, namespace, begin).await?;
     println!("recorded: every node is put back by the rules of the rollout, whatever annotations say");
+    if control.paused {
+        println!("it is paused: nothing is put back until `resume`");
+    }
     let begun = Instant::now();
     let mut told = None;
     loop {
