@@ -192,7 +192,7 @@ fn make_has_every_target_that_is_named() {
         let text = std::fs::read_to_string(root().join(".github/workflows").join(name)).unwrap();
         let made: Vec<String> = text
             .lines()
-            .filter_map(|line| Some(line.split_once("make ")?.1.split('#').next()?.to_owned()))
+            .filter_map(|line| Some(line.split_once("make ")?.1.split(['#', '|']).next()?.to_owned()))
             .collect();
         made.into_iter().map(move |line| {
             let targets = line.split(" CHECKS=").next().unwrap().split_whitespace();
