@@ -3,6 +3,7 @@
 use quartermaster_proto::v1;
 
 use crate::leader::Leader;
+use crate::look::Look;
 use crate::output;
 use crate::trouble::Trouble;
 
@@ -14,9 +15,8 @@ pub(crate) async fn pause(leader: &Leader) -> Result<(), Trouble> {
     leader
         .ask(|mut leader| async move { leader.pause(v1::PauseRequest {}).await })
         .await?;
-    output::say(
-        "Paused. What is under way goes on to its end; nothing else is begun until `kubectl quartermaster resume`.\n",
-    );
+    let text = "Paused. What is under way goes on to its end; nothing else is begun until `kubectl quartermaster resume`.";
+    output::say(&Look::of_stdout().wrapped(text, 0));
     Ok(())
 }
 

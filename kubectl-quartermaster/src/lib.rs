@@ -32,6 +32,7 @@ pub use cli::Cli;
 use cli::Command;
 use cluster::Cluster;
 use leader::Leader;
+use look::{Look, Tone};
 
 /// Exit code: a node is or would be refused.
 const REFUSED: u8 = 3;
@@ -71,4 +72,9 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Completion { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// An error as a person is told it on standard error.
+pub fn told(error: &anyhow::Error) -> String {
+    Look::of_stderr().marked(Tone::Bad, "✗", &format!("{error:#}"))
 }

@@ -4,6 +4,12 @@
 use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Row, Table, presets};
 use console::{Style, Term, measure_text_width};
 
+/// Between two columns.
+const PADDING: u16 = 3;
+const GAP: usize = PADDING as usize;
+/// A last column that is narrower can't be read.
+const LEAST: usize = 24;
+
 /// What the terminal can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Look {
@@ -31,9 +37,17 @@ pub(crate) enum Tone {
 impl Look {
     /// Of standard output.
     pub(crate) fn of_stdout() -> Self {
-        let terminal = Term::stdout();
+        Self::of(&Term::stdout(), console::colors_enabled())
+    }
+
+    /// Of standard error.
+    pub(crate) fn of_stderr() -> Self {
+        Self::of(&Term::stderr(), console::colors_enabled_stderr())
+    }
+
+    fn of(terminal: &Term, colours: bool) -> Self {
         Self {
-            colours: console::colors_enabled(),
+            colours,
             width: terminal
                 .is_term()
                 .then(|| terminal.size().1)
@@ -91,6 +105,10 @@ impl Look {
         let margin = " ".repeat(indent);
         let mut lines: Vec<String> = Vec::new();
         for paragraph in text.lines() {
+            if measure_text_width(paragraph) <= width {
+                lines.push(paragraph.to_owned());
+                continue;
+            }
             let mut line = String::new();
             for word in paragraph.split_whitespace() {
                 let longer = measure_text_width(&line) + 1 + measure_text_width(word);
@@ -122,6 +140,41 @@ impl Look {
         for row in &mut rows {
             *row = kept.iter().filter_map(|place| row.get(*place).cloned()).collect();
         }
+        let last = header.len().saturating_sub(1);
+        let others: usize = (0..last)
+            .map(|place| {
+                let cells = rows.iter().map(|row| measure_text_width(&row[place].1));
+                cells.chain([header[place].len()]).max().unwrap_or_default() + GAP
+            })
+            .sum();
+        let room = self.width.map(|width| usize::from(width).saturating_sub(others));
+        if room.is_some_and(|room| room < LEAST) {
+            return self.stacked(&header, &rows);
+        }
+        self.aligned(&header, &rows, self.width)
+            .iter()
+            .map(|line| line.clone() + "\n")
+            .collect()
+    }
+
+    /// Where there is no room for a last column, what stands in it stands below its row.
+    fn stacked(self, header: &[&str], rows: &[Vec<(Tone, String)>]) -> String {
+        let last = header.len().saturating_sub(1);
+        let short: Vec<_> = rows.iter().map(|row| row[..last].to_vec()).collect();
+        let mut lines = self.aligned(&header[..last], &short, None).into_iter();
+        let mut text = lines.next().unwrap_or_default() + "\n";
+        for (line, row) in lines.zip(rows) {
+            text += &(line + "\n");
+            let (tone, words) = &row[last];
+            if !words.is_empty() {
+                let wrapped = self.wrapped(words, 2);
+                text += &(self.paint(*tone, wrapped.trim_end()) + "\n");
+            }
+        }
+        text
+    }
+
+    fn aligned(self, header: &[&str], rows: &[Vec<(Tone, String)>], width: Option<u16>) -> Vec<String> {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
         if self.colours {
@@ -129,31 +182,31 @@ impl Look {
         } else {
             table.force_no_tty();
         }
-        if let Some(width) = self.width {
+        if let Some(width) = width {
             table.set_content_arrangement(ContentArrangement::Dynamic);
             table.set_width(width);
         }
-        table.set_header(
-            header
-                .iter()
-                .map(|name| self.cell(Tone::Plain, name))
-                .collect::<Vec<_>>(),
-        );
+        let names = header.iter().map(|name| self.cell(Tone::Plain, name));
+        table.set_header(names.collect::<Vec<_>>());
         for row in rows {
             let cells = row.iter().map(|(tone, text)| self.cell(*tone, text));
             table.add_row(Row::from(cells.collect::<Vec<_>>()));
         }
         let last = header.len().saturating_sub(1);
         for (place, column) in table.column_iter_mut().enumerate() {
-            column.set_padding((0, if place == last { 0 } else { 3 }));
+            column.set_padding((0, if place == last { 0 } else { PADDING }));
             if place != last {
                 column.set_constraint(ColumnConstraint::ContentWidth);
             }
         }
         let text = table.to_string();
-        text.lines()
-            .map(|line| line.trim_end().to_owned() + "\n")
-            .collect()
+        text.lines().map(|line| line.trim_end().to_owned()).collect()
+    }
+
+    /// A line with a mark before it, broken to the width.
+    pub(crate) fn marked(self, tone: Tone, mark: &str, text: &str) -> String {
+        let text = self.wrapped(text, 2);
+        format!("{} {}", self.paint(tone, mark), text.trim_start())
     }
 
     fn cell(self, tone: Tone, text: &str) -> Cell {
@@ -226,11 +279,11 @@ mod tests {
             ],
         ];
         assert_eq!(
-            Look::plain(Some(40)).table(&["NODE", "WASM", "MESSAGE"], rows.clone()),
+            Look::plain(Some(48)).table(&["NODE", "WASM", "MESSAGE"], rows.clone()),
             "NODE       WASM     MESSAGE\n\
              worker-1   ready\n\
-             b          failed   the registry did not\n\
-             \u{20}                   answer in time\n"
+             b          failed   the registry did not answer\n\
+             \u{20}                   in time\n"
         );
         assert_eq!(
             Look::plain(None)
@@ -238,6 +291,26 @@ mod tests {
                 .lines()
                 .nth(2),
             Some("b          failed   the registry did not answer in time")
+        );
+    }
+
+    #[test]
+    fn where_there_is_no_room_words_stand_below_their_row() {
+        let rows = vec![
+            vec![plain("worker-1"), plain("ready"), plain("")],
+            vec![
+                plain("b"),
+                plain("failed"),
+                plain("the registry did not answer in time"),
+            ],
+        ];
+        assert_eq!(
+            Look::plain(Some(30)).table(&["NODE", "WASM", "MESSAGE"], rows),
+            "NODE       WASM\n\
+             worker-1   ready\n\
+             b          failed\n\
+             \u{20} the registry did not answer\n\
+             \u{20} in time\n"
         );
     }
 

@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     match try_main(cli) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("{} {error:#}", console::style("✗").red().for_stderr());
+            eprint!("{}", kubectl_quartermaster::told(&error));
             ExitCode::FAILURE
         }
     }

@@ -104,13 +104,8 @@ fn hindrances(left: &RemoveAllEvent, shown: &mut BTreeMap<String, String>, progr
             "RemovalBlocked" | "NodeNotReady" | "AgentUnavailable"
         );
         if in_the_way && shown.get(&node.node) != Some(&node.message) {
-            progress.line(&format!(
-                "{} {}  {}: {}",
-                look.paint(Tone::Busy, "!"),
-                look.strong(&node.node),
-                node.reason,
-                node.message
-            ));
+            let line = format!("{}  {}: {}", look.strong(&node.node), node.reason, node.message);
+            progress.line(&look.marked(Tone::Busy, "!", &line));
             shown.insert(node.node.clone(), node.message.clone());
         }
     }

@@ -64,8 +64,7 @@ pub(super) fn text(findings: &[Finding], look: Look) -> String {
             Level::Wrong => (Tone::Bad, "✗"),
             Level::Unseen => (Tone::Dim, "?"),
         };
-        let what = look.wrapped(&finding.what, 2);
-        text += &format!("{} {}", look.paint(tone, mark), what.trim_start());
+        text += &look.marked(tone, mark, &finding.what);
         if !finding.remedy.is_empty() {
             let remedy = look.wrapped(&finding.remedy, 4);
             text += &format!("  {} {}", look.paint(Tone::Dim, "→"), remedy.trim_start());

@@ -10,6 +10,7 @@ use kube::ResourceExt as _;
 use super::facts::Facts;
 use super::finding::Finding;
 use crate::look::{counted, named};
+use crate::migrate::Predecessor;
 use crate::status::UNDER_WAY;
 use crate::trouble::Trouble;
 
@@ -121,7 +122,8 @@ pub(super) fn nodes(facts: &Facts) -> Vec<Finding> {
         match (status, reason) {
             (_, "RemovalBlocked") => blocked.push(node.name_any()),
             ("True", _) => running += 1,
-            (_, reason) if UNDER_WAY.contains(&reason) => {}
+            // What runs beside us is a finding of its own.
+            (_, reason) if UNDER_WAY.contains(&reason) || reason == "AnotherOperator" => {}
             (_, reason) => {
                 let key = (reason.to_owned(), message.to_owned());
                 failed.entry(key).or_default().push(node.name_any());
@@ -157,7 +159,6 @@ fn remedy(reason: &str, node: &str, namespace: &str) -> String {
                 "kubectl quartermaster plan {node} shows what stands in the way; `unprovision` takes the wish back"
             )
         }
-        "AnotherOperator" => "kubectl quartermaster migrate".to_owned(),
         "AgentUnavailable" => format!(
             "kubectl get pods -n {namespace} -o wide --field-selector spec.nodeName={node}, and the Events of that pod; \
              if there is none: the node's taints and its free resources"
@@ -267,10 +268,14 @@ pub(super) fn predecessors(facts: &Facts) -> Vec<Finding> {
         .map(|operator| {
             Finding::wrong(
                 format!(
-                    "{} still runs ({}/{}): two would work on the same nodes",
+                    "{} still runs ({}/{}): {}",
                     operator.of.name(),
                     operator.namespace,
-                    operator.name
+                    operator.name,
+                    match operator.of {
+                        Predecessor::Kwasm => "nothing is provisioned beside it",
+                        Predecessor::Prefetch => "images are pulled twice",
+                    }
                 ),
                 migrate,
             )

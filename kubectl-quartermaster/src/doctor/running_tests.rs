@@ -162,7 +162,7 @@ fn clocks_that_agree_are_said_to() {
 
 #[test]
 fn another_operator_is_wrong_while_it_runs_and_worth_knowing_when_it_left_something() {
-    use crate::migrate::{Leftover, Operator, Predecessor, Predecessors};
+    use crate::migrate::{Leftover, Operator, Predecessors};
     let mut facts = led();
     let mut found = Predecessors {
         operators: vec![Operator {
@@ -185,7 +185,7 @@ fn another_operator_is_wrong_while_it_runs_and_worth_knowing_when_it_left_someth
         [
             (
                 Level::Wrong,
-                "the KWasm operator still runs (kwasm/kwasm-operator): two would work on the same nodes"
+                "the KWasm operator still runs (kwasm/kwasm-operator): nothing is provisioned beside it"
             ),
             (
                 Level::Note,

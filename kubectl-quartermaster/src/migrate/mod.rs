@@ -24,8 +24,8 @@ use crate::trouble::{Trouble, chain};
 use crate::{confirm, output, status};
 
 #[cfg(test)]
-pub(crate) use facts::{Leftover, Operator, Predecessor};
-pub(crate) use facts::{Predecessors, find};
+pub(crate) use facts::{Leftover, Operator};
+pub(crate) use facts::{Predecessor, Predecessors, find};
 use plan::Step;
 
 /// For the pods of an operator to go.
@@ -52,7 +52,7 @@ pub(crate) async fn migrate(
     if !steps.is_empty() {
         output::say(&format!("\n{}\n", look.strong("To be done")));
         for step in &steps {
-            output::say(&format!("  {}\n", step.words()));
+            output::say(&look.wrapped(&step.words(), 2));
         }
     }
     if dry_run {
@@ -75,10 +75,10 @@ pub(crate) async fn migrate(
         let done = carry_out(cluster, step).await;
         progress.end();
         match done {
-            Ok(()) => progress.line(&format!("{} {}", look.paint(Tone::Good, "✓"), step.words())),
+            Ok(()) => progress.line(&look.marked(Tone::Good, "✓", &step.words())),
             Err(why) => {
                 failed += 1;
-                progress.line(&format!("{} {}: {why}", look.paint(Tone::Bad, "✗"), step.words()));
+                progress.line(&look.marked(Tone::Bad, "✗", &format!("{}: {why}", step.words())));
             }
         }
     }

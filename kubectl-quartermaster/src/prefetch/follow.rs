@@ -156,11 +156,9 @@ impl Followed {
         }
         if let Some(watch_event::Event::ImageFailed(failed)) = &event.event {
             let reason = failed.failure.clone().unwrap_or_default().reason().camel_case();
-            if self.said.insert(format!("{image} {reason}"))
-                && let Some(line) = events::line(event, self.look)
-            {
-                self.progress
-                    .line(&format!("{} {line}", self.look.paint(Tone::Bad, "✗")));
+            if self.said.insert(format!("{image} {reason}")) {
+                let line = format!("{image}: {reason} on {}, which may try again", event.node);
+                self.line(Tone::Busy, "!", &line);
             }
         }
         if self.said.contains(&image) {
@@ -178,11 +176,8 @@ impl Followed {
 
     fn line(&self, tone: Tone, mark: &str, text: &str) {
         let took = format!("{:.1} s", self.begun.elapsed().as_secs_f64());
-        self.progress.line(&format!(
-            "{} {text}  {}",
-            self.look.paint(tone, mark),
-            self.look.paint(Tone::Dim, &took)
-        ));
+        let text = format!("{text}  {}", self.look.paint(Tone::Dim, &took));
+        self.progress.line(&self.look.marked(tone, mark, &text));
     }
 
     fn over(&self, limit: Duration) -> ExitCode {

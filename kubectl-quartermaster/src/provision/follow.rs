@@ -116,11 +116,8 @@ impl Followed {
                 let hindrance = (reason, message);
                 if shown.as_ref() != Some(&hindrance) {
                     let (reason, message) = &hindrance;
-                    self.progress.line(&format!(
-                        "{} {}  {reason}: {message}",
-                        self.look.paint(Tone::Busy, "!"),
-                        self.look.strong(&name)
-                    ));
+                    let line = format!("{}  {reason}: {message}", self.look.strong(&name));
+                    self.progress.line(&self.look.marked(Tone::Busy, "!", &line));
                     self.progress.spin(&name, &name, "waiting for another try");
                     *shown = Some(hindrance);
                 }
@@ -170,24 +167,21 @@ impl Followed {
         self.left.remove(name);
         self.progress.clear(name);
         let took = format!("{:.1} s", self.begun.elapsed().as_secs_f64());
-        self.progress.line(&format!(
-            "{} {}  {what}  {}",
-            self.look.paint(tone, mark),
-            self.look.strong(name),
-            self.look.paint(Tone::Dim, &took)
-        ));
+        let (name, took) = (self.look.strong(name), self.look.paint(Tone::Dim, &took));
+        let line = format!("{name}  {what}  {took}");
+        self.progress.line(&self.look.marked(tone, mark, &line));
     }
 
     fn over(&self, limit: Duration) -> ExitCode {
         self.progress.end();
         let names: Vec<String> = self.left.keys().cloned().collect();
-        self.progress.line(&format!(
-            "{} {} not at the end of it after {} s: {}. The cluster goes on with it: kubectl quartermaster status",
-            self.look.paint(Tone::Bad, "✗"),
+        let line = format!(
+            "{} not at the end of it after {} s: {}. The cluster goes on with it: kubectl quartermaster status",
             counted(names.len(), "node"),
             limit.as_secs(),
             named(&names, 12)
-        ));
+        );
+        self.progress.line(&self.look.marked(Tone::Bad, "✗", &line));
         ExitCode::FAILURE
     }
 
