@@ -45,6 +45,7 @@ pub(crate) type Asked = OperatorClient<Channel>;
 pub(crate) struct Leader {
     cluster: Cluster,
     channel: Arc<Mutex<Option<Channel>>>,
+    patience: Duration,
 }
 
 impl Leader {
@@ -53,6 +54,15 @@ impl Leader {
         Self {
             cluster: cluster.clone(),
             channel: Arc::default(),
+            patience: PATIENCE,
+        }
+    }
+
+    /// The same leader, asked again for this long at most.
+    pub(crate) fn within(&self, patience: Duration) -> Self {
+        Self {
+            patience,
+            ..self.clone()
         }
     }
 
@@ -70,7 +80,7 @@ impl Leader {
                 Ok(answer) => return Ok(answer),
                 Err(trouble) => trouble,
             };
-            if !trouble.may_pass() || begun.elapsed() >= PATIENCE {
+            if !trouble.may_pass() || begun.elapsed() >= self.patience {
                 return Err(trouble);
             }
             tokio::time::sleep(PAUSE).await;

@@ -1,5 +1,7 @@
 //! What `doctor` looks at, read once and judged elsewhere.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::authorization::v1::{
@@ -25,6 +27,9 @@ use crate::trouble::{Trouble, chain};
 const CRD: &str = "prefetches.cache.techsquad.rocks";
 /// The RuntimeClasses.
 pub(super) const CLASSES: [&str; 2] = ["crun", "wasmedge"];
+
+/// For how long a leader that does not answer is asked again.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What was read; an error says in words why it was not.
 pub(super) type Seen<T> = Result<T, String>;
@@ -57,6 +62,8 @@ pub(super) struct Facts {
 /// Looks at everything.
 pub(super) async fn gather(cluster: &Cluster, leader: &Leader) -> Facts {
     let client = &cluster.api;
+    // That it does not answer is a finding, and need not be waited for.
+    let leader = leader.within(PATIENCE);
     let namespace = cluster.namespace.as_str();
     let everything = ListParams::default();
     let ours = everything.clone().labels("app.kubernetes.io/name=quartermaster");
@@ -74,7 +81,7 @@ pub(super) async fn gather(cluster: &Cluster, leader: &Leader) -> Facts {
         crds.get_opt(CRD),
         classes(client),
         migrate::find(client),
-        status::ask(leader),
+        status::ask(&leader),
     );
     let (deployment, daemon_set, pods, lease, nodes, heartbeats, time) = tokio::join!(
         deployments.get_opt("quartermaster-coordinator"),
