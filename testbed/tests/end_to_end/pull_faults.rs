@@ -5,7 +5,6 @@ use anyhow::{Result, ensure};
 use testbed::faults::Rules;
 
 use crate::hand::{HAND, Hand};
-use crate::prefetch_object::prefetch;
 use crate::pull::{INIT, MB, until_nothing_comes};
 use crate::stage::{NODES, Stage};
 
@@ -106,15 +105,7 @@ pub(crate) fn what_does_not_fit_is_not_pulled(stage: &Stage) -> Result<()> {
             rate: Some(600_000),
             ..Rules::default()
         });
-        let refused = hand
-            .is_refused("--keep-free 10 --attempts 1", &big, "DoesNotFit")
-            .and_then(|_| {
-                let spec = format!(
-                    "{{images: ['{big}'], node_filter: {node}, retry_after: 5, pull: {{attempts: 1}}}}"
-                );
-                stage.cluster.apply(&prefetch("full", &spec))?;
-                stage.until_image_says("full", &big, "DoesNotFit")
-            });
+        let refused = hand.is_refused("--keep-free 10 --attempts 1", &big, "DoesNotFit");
         // containerd would go on believing in what lay on the small disk.
         let result = refused.and_then(|_| until_nothing_comes(stage, &hand));
         hand.sh(&format!(
@@ -122,10 +113,8 @@ pub(crate) fn what_does_not_fit_is_not_pulled(stage: &Stage) -> Result<()> {
         ))?;
         result?;
         faults.set(Rules::default());
-        // Tried again by itself where there is room.
-        stage.until_prefetch("full", "READY")?;
-        stage.kubectl(&["delete", "prefetch", "full"])?;
+        hand.pulls("", &[&big])?;
         hand.forget(&[&big])?;
     }
-    stage.until_agents_are_gone()
+    Ok(())
 }
