@@ -2,12 +2,12 @@
 
 use jiff::{SignedDuration, Timestamp};
 use quartermaster_proto::v1::FailureReason;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::Engine;
 use super::pulls::ImageReport;
 use super::releases::Released;
-use crate::prefetch::{Pair, PairFailure, Wanted, host};
+use crate::prefetch::{Pair, PairFailure, host};
 
 /// After a pull or release whose stream was lost.
 const PAUSE: SignedDuration = SignedDuration::from_secs(1);
@@ -33,13 +33,11 @@ impl Engine {
         let keys = runtime.ordered_by.clone();
         let fetched = result.as_ref().map_or(0, |ready| ready.fetched);
         match &result {
-            Ok(ready) => {
-                let came = if ready.was_present { "was there" } else { "pulled" };
-                self.reports.line(
-                    name,
-                    format!("  {image}: {came}, {} bytes fetched", ready.fetched),
-                );
-            }
+            Ok(ready) if ready.was_present => self.reports.unchanged(name),
+            Ok(ready) => self.reports.line(
+                name,
+                format!("  {image}: pulled, {} bytes fetched", ready.fetched),
+            ),
             Err(failed) => self.reports.line(
                 name,
                 format!("  {image}: {}: {}", failed.reason.camel_case(), failed.message),
@@ -47,13 +45,22 @@ impl Engine {
         }
         let pair = match result {
             Ok(ready) => {
-                info!(
-                    node = name,
-                    image = &*image,
-                    digest = &*ready.digest,
-                    fetched = ready.fetched,
-                    "image ready"
-                );
+                if ready.was_present {
+                    debug!(
+                        node = name,
+                        image = &*image,
+                        digest = &*ready.digest,
+                        "image was there"
+                    );
+                } else {
+                    info!(
+                        node = name,
+                        image = &*image,
+                        digest = &*ready.digest,
+                        fetched = ready.fetched,
+                        "image ready"
+                    );
+                }
                 if ready.size > 0 && self.sizes.insert(image.clone(), ready.size) != Some(ready.size) {
                     // Smallest first, and the bytes of a Prefetch, depend on it.
                     self.shared_wants.clear();
@@ -117,7 +124,12 @@ impl Engine {
         } else {
             "done"
         };
-        self.reports.end(name, format!("{:.0} {end}", Timestamp::now()));
+        let end = format!("{:.0} {end}", Timestamp::now());
+        if lost {
+            self.reports.end(name, end);
+        } else {
+            self.reports.end_if_anything_happened(name, end);
+        }
         let Some(runtime) = self.runtime.get_mut(name) else {
             return;
         };
@@ -168,16 +180,20 @@ impl Engine {
         }
     }
 
-    /// Writes what is left of pins after a release, which must not get lost while another write is under way.
-    pub(super) fn pay_pins(&mut self, name: &str, wanted: &Wanted) {
-        let owed = self
-            .runtime
-            .get_mut(name)
-            .filter(|runtime| !runtime.writing)
-            .and_then(|runtime| runtime.owed_pins.take());
-        // Where others are about to be set, the Node would only say no and then yes.
-        if let Some(held) = owed.filter(|held| held.is_some() || wanted.longest_pin().is_none()) {
+    /// Writes what is left of pins after a release.
+    pub(super) fn pay_pins(&mut self, name: &str) {
+        if let Some(held) = self.owed_pins(name) {
             self.mark(name, |marks| marks.pins_held = held);
         }
+    }
+
+    /// What the Node has to say of pins after a release, for who writes it at once; it must not get lost while another
+    /// write is under way.
+    pub(super) fn owed_pins(&mut self, name: &str) -> Option<Option<String>> {
+        let runtime = self.runtime.get_mut(name)?;
+        if runtime.writing {
+            return None;
+        }
+        runtime.owed_pins.take()
     }
 }

@@ -22,7 +22,9 @@ impl Engine {
         let Some(wanted) = self.wanted_on(name) else {
             return false;
         };
-        self.pay_pins(name, &wanted);
+        if wanted.is_empty() {
+            self.pay_pins(name);
+        }
         let Some(node) = self.nodes.get(name) else {
             return false;
         };
@@ -63,7 +65,7 @@ impl Engine {
             runtime.settled = settled;
             self.all_prefetches_dirty();
         }
-        if !matches!(planned, PullPlan::Pull(_)) {
+        if !matches!(planned, PullPlan::Pull(_) | PullPlan::Release) {
             self.disengage(name);
         }
         match planned {
@@ -71,7 +73,15 @@ impl Engine {
                 if let Some(at) = recheck.filter(|_| mark.is_some()) {
                     self.wake(at, Subject::Node(name.to_owned()));
                 }
-                self.mark(name, |marks| marks.images_verified = mark);
+                // What is left of pins goes with it: one write, and none for pins alone while something is wanted.
+                let pinned = wanted.longest_pin().is_some();
+                let owed = self.owed_pins(name).filter(|held| held.is_some() || !pinned);
+                self.mark(name, |marks| {
+                    marks.images_verified = mark;
+                    if let Some(held) = owed {
+                        marks.pins_held = held;
+                    }
+                });
                 false
             }
             PullPlan::WaitUntil(at) => {
@@ -150,6 +160,18 @@ impl Engine {
 
     fn let_go(&mut self, name: &str, wanted: &Wanted, busy: bool, now: Timestamp) -> bool {
         if !self.nodes.get(name).is_some_and(|node| node.ready) {
+            self.disengage(name);
+            return false;
+        }
+        // What is to be pulled afterwards is pulled from the same place; agents do not all come at once either way.
+        let has_a_place = if wanted.is_empty() {
+            self.engage_for_release(name)
+        } else {
+            let keys: Vec<Key> = self.prefetches.keys().cloned().collect();
+            let images = wanted.images.keys().cloned().collect();
+            !self.engage(name, images, wanted, &keys).is_empty()
+        };
+        if !has_a_place {
             return false;
         }
         if self.can_order(name, busy, None, now)
@@ -199,6 +221,16 @@ impl Engine {
             return false;
         }
         let promised = self.nodes.get(name).and_then(|node| promise(node, wanted, now));
+        if promised.is_some()
+            && self
+                .nodes
+                .get(name)
+                .is_some_and(|node| node.marks.pins_held.is_none())
+            && let Some(known) = self.pairs.get_mut(name)
+        {
+            // There is nothing to let go on a node that holds no pin.
+            known.released = Some(wanted.hash().to_owned());
+        }
         if !self.can_order(name, busy, promised, now) {
             return true;
         }
@@ -218,6 +250,10 @@ impl Engine {
                 .iter()
                 .map(|image| (image.image.clone(), image.fingerprint))
                 .collect();
+            if order.images.iter().any(|image| !image.pins.is_empty()) {
+                // What was left after the last release is not all that is there from now on.
+                runtime.owed_pins = None;
+            }
             runtime.ordered_by = order.claims.iter().map(|(key, _)| key.clone()).collect();
         }
         if let Some(known) = self.pairs.get_mut(name) {

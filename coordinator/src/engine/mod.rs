@@ -147,6 +147,9 @@ pub(crate) struct Engine {
     /// What each tag stood for when it was last resolved.
     newest: HashMap<Arc<str>, Arc<str>>,
     registries: Registries,
+    /// Nodes that let go of pins where nothing is wanted any more, and those that wait for it.
+    releasing: BTreeSet<String>,
+    waiting_to_release: BTreeSet<String>,
     /// Nodes that pull from each registry.
     pulling_from: HashMap<String, usize>,
     words: Words,
@@ -202,6 +205,8 @@ pub(crate) async fn lead(
         sizes: HashMap::new(),
         newest: HashMap::new(),
         registries: Registries::default(),
+        releasing: BTreeSet::new(),
+        waiting_to_release: BTreeSet::new(),
         pulling_from: HashMap::new(),
         words: Words::default(),
         dirty_nodes: BTreeSet::new(),
@@ -398,6 +403,7 @@ impl Engine {
         self.reports.forget(name);
         self.guests.remove(name);
         self.asking.remove(name);
+        self.waiting_to_release.remove(name);
         for state in self.status.values_mut() {
             state.waiting.remove(name);
         }

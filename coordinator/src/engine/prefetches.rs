@@ -198,7 +198,8 @@ impl Engine {
         if state.writing {
             return;
         }
-        let rest = rest(state.cost, self.prefetches.len());
+        let pulls = state.engaged > 0 || !state.waiting.is_empty();
+        let rest = rest(state.cost, self.prefetches.len(), pulls);
         let rests = [state.computed_at.map(|at| at + rest), state.write_not_before];
         if let Some(at) = rests.into_iter().flatten().filter(|at| *at > now).max() {
             self.wake(at, Subject::Prefetch(key.clone()));
@@ -229,6 +230,12 @@ impl Engine {
         });
         let state = self.status.entry(key.clone()).or_default();
         state.cost = SignedDuration::try_from(begun.elapsed()).unwrap_or_default();
+        let meant = usize::try_from(fresh.nodes.wanted).ok();
+        if state.meant != meant {
+            // Another number may pull at once.
+            state.meant = meant;
+            self.dirty_nodes.extend(state.waiting.iter().cloned());
+        }
         if fresh == prefetch.status {
             return;
         }
@@ -304,10 +311,12 @@ impl Engine {
 }
 
 /// How long the status of one of so many Prefetches rests after it was computed, which took `cost`: at most a twentieth of
-/// the time goes into all of them, or, where they would come later than they are written then, half of it.
-fn rest(cost: SignedDuration, prefetches: usize) -> SignedDuration {
+/// the time goes into all of them, a hundredth while nodes pull, whose last one ends that; or, where they would come later
+/// than they are written then, half of it.
+fn rest(cost: SignedDuration, prefetches: usize, pulls: bool) -> SignedDuration {
     let all = cost * i32::try_from(prefetches).unwrap_or(i32::MAX);
-    COMPUTE.max((all * 20).min(WRITE.max(all * 2)))
+    let part = if pulls { 100 } else { 20 };
+    COMPUTE.max((all * part).min(WRITE.max(all * 2)))
 }
 
 #[cfg(test)]
@@ -316,11 +325,14 @@ mod tests {
 
     #[test]
     fn statuses_rest_the_longer_the_more_of_them_there_are_and_the_more_they_cost() {
-        let rest = |millis, prefetches| rest(SignedDuration::from_millis(millis), prefetches).as_millis();
+        let rest =
+            |millis, prefetches| rest(SignedDuration::from_millis(millis), prefetches, false).as_millis();
         assert_eq!(rest(0, 1), 100);
         assert_eq!(rest(10, 1), 200);
         // 198 Prefetches on 989 nodes.
         assert_eq!(rest(1, 198), 3960);
         assert_eq!(rest(50, 198), 19_800);
+        let pulling = super::rest(SignedDuration::from_millis(10), 1, true);
+        assert_eq!(pulling.as_millis(), 1000);
     }
 }

@@ -1,6 +1,7 @@
 //! The last report of each node, kept in ConfigMaps so that there is an answer when the agent is gone.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -36,40 +37,86 @@ pub(crate) fn key_of(node: &str) -> String {
 /// Reports that are not written yet.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
-    /// The lines of what is under way on a node.
-    open: BTreeMap<String, Vec<String>>,
-    /// What is known to be in the ConfigMaps, or is about to be.
-    kept: BTreeMap<u8, BTreeMap<String, String>>,
-    changed: BTreeSet<(u8, String)>,
+    /// What is under way on a node.
+    open: BTreeMap<String, Open>,
+    /// What is known to be in the ConfigMaps, or is about to be, by shard: thousands of nodes, so no more than its traces.
+    kept: BTreeMap<u8, BTreeMap<String, Trace>>,
+    /// What is not written yet; `None` takes it away.
+    changed: BTreeMap<u8, BTreeMap<String, Option<String>>>,
     written_at: Option<Timestamp>,
+}
+
+/// A report that has not ended.
+#[derive(Debug, Default)]
+struct Open {
+    lines: Vec<String>,
+    /// Images that were there already.
+    unchanged: usize,
+}
+
+/// By which a report is known again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Trace {
+    hash: u64,
+    length: usize,
+}
+
+impl Trace {
+    fn of(text: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        Self {
+            hash: hasher.finish(),
+            length: text.len(),
+        }
+    }
 }
 
 impl Reports {
     /// Something was ordered of a node: its report begins.
     pub(super) fn begin(&mut self, node: &str, line: String) {
-        self.open.insert(node.to_owned(), vec![line]);
+        let open = Open {
+            lines: vec![line],
+            unchanged: 0,
+        };
+        self.open.insert(node.to_owned(), open);
     }
 
     /// Something happened there.
     pub(super) fn line(&mut self, node: &str, line: String) {
-        let lines = self.open.entry(node.to_owned()).or_default();
+        let lines = &mut self.open.entry(node.to_owned()).or_default().lines;
         // A pull may tell of a thousand images; the first of them and the end are what is asked for.
         if lines.len() < 60 {
             lines.push(line);
         }
     }
 
+    /// An image that was asked for was there already.
+    pub(super) fn unchanged(&mut self, node: &str) {
+        self.open.entry(node.to_owned()).or_default().unchanged += 1;
+    }
+
+    /// A pull came to its end. Where all was there already, the report before tells more.
+    pub(super) fn end_if_anything_happened(&mut self, node: &str, line: String) {
+        if self.open.get(node).is_some_and(|open| open.lines.len() > 1) {
+            self.end(node, line);
+        } else {
+            self.open.remove(node);
+        }
+    }
+
     /// It came to its end: the report takes the place of the one before.
     pub(super) fn end(&mut self, node: &str, line: String) {
-        let lines = self.open.remove(node).unwrap_or_default();
+        let Open { mut lines, unchanged } = self.open.remove(node).unwrap_or_default();
+        if unchanged > 0 {
+            lines.push(format!("  {unchanged} images were there"));
+        }
         let text = bounded(&lines, &line);
         let (shard, key) = (shard_of(node), key_of(node));
-        let kept = self.kept.entry(shard).or_default();
-        if kept.get(&key) == Some(&text) {
-            return;
+        let trace = Trace::of(&text);
+        if self.kept.entry(shard).or_default().insert(key.clone(), trace) != Some(trace) {
+            self.change(shard, key, Some(text));
         }
-        kept.insert(key.clone(), text);
-        self.changed.insert((shard, key));
     }
 
     /// A node is gone, and its report with it.
@@ -77,8 +124,12 @@ impl Reports {
         self.open.remove(node);
         let (shard, key) = (shard_of(node), key_of(node));
         if self.kept.entry(shard).or_default().remove(&key).is_some() {
-            self.changed.insert((shard, key));
+            self.change(shard, key, None);
         }
+    }
+
+    fn change(&mut self, shard: u8, key: String, text: Option<String>) {
+        self.changed.entry(shard).or_default().insert(key, text);
     }
 
     /// When there is something to write.
@@ -89,20 +140,21 @@ impl Reports {
     /// What is to be written now, by shard.
     pub(super) fn take(&mut self, now: Timestamp) -> BTreeMap<u8, Value> {
         self.written_at = Some(now);
-        let mut patches: BTreeMap<u8, Map<String, Value>> = BTreeMap::new();
-        for (shard, key) in std::mem::take(&mut self.changed) {
+        let mut patches = BTreeMap::new();
+        for (shard, changed) in std::mem::take(&mut self.changed) {
             let kept = self.kept.entry(shard).or_default();
-            let full = kept.values().map(String::len).sum::<usize>() > FULLEST;
-            let value = if full { None } else { kept.get(&key) };
-            patches
-                .entry(shard)
-                .or_default()
-                .insert(key, value.map_or(Value::Null, |text| json!(text)));
+            let full = kept.values().map(|trace| trace.length).sum::<usize>() > FULLEST;
+            let mut data = Map::new();
+            for (key, text) in changed {
+                let value = text.filter(|_| !full).map_or(Value::Null, Value::String);
+                if value.is_null() {
+                    kept.remove(&key);
+                }
+                data.insert(key, value);
+            }
+            patches.insert(shard, json!({"data": data}));
         }
         patches
-            .into_iter()
-            .map(|(shard, data)| (shard, json!({"data": data})))
-            .collect()
     }
 }
 
@@ -173,6 +225,24 @@ mod tests {
         assert_eq!(reports.due(), None);
         reports.end("a", "failed".into());
         assert_eq!(reports.due(), Some(at(5)));
+    }
+
+    #[test]
+    fn a_pull_that_found_everything_there_leaves_the_report_before_it() {
+        let mut reports = Reports::default();
+        reports.begin("a", "Pull".into());
+        reports.unchanged("a");
+        reports.end_if_anything_happened("a", "done".into());
+        assert_eq!(reports.due(), None);
+        reports.begin("a", "Pull".into());
+        reports.unchanged("a");
+        reports.line("a", "  image: pulled".into());
+        reports.unchanged("a");
+        reports.end_if_anything_happened("a", "done".into());
+        assert_eq!(
+            reports.take(at(0))[&shard_of("a")]["data"]["a"],
+            "Pull\n  image: pulled\n  2 images were there\ndone"
+        );
     }
 
     #[test]

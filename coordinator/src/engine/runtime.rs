@@ -148,6 +148,8 @@ pub(super) struct PrefetchRuntime {
     pub write_not_before: Option<Timestamp>,
     /// How long computing it took: a status of many nodes is computed less often.
     pub cost: SignedDuration,
+    /// Nodes that it is meant for, as last counted: of them a share may pull at once.
+    pub meant: Option<usize>,
     /// Nodes that pull for it, or are about to.
     pub engaged: usize,
     /// Nodes that wait for a place among them.

@@ -11,6 +11,9 @@ use crate::prefetch::{Wanted, host};
 /// Until it is asked again whether a registry that asks for patience can take one more node.
 const REGISTRY_PAUSE: SignedDuration = SignedDuration::from_secs(2);
 
+/// Nodes that let go of the pins of deleted Prefetches at once: each needs an agent for it.
+const RELEASES_AT_ONCE: usize = 50;
+
 impl Engine {
     /// The images for which one of their Prefetches has a place free for this node, which it takes. A node that gets
     /// none is called when one is free.
@@ -34,7 +37,9 @@ impl Engine {
             let key = &keys[place];
             let runtime = self.runtime.entry(name.to_owned()).or_default();
             let state = self.status.entry(key.clone()).or_default();
-            let meant = usize::try_from(prefetch.status.nodes.wanted).unwrap_or(0);
+            // Until they are counted, as many as its status said.
+            let told = usize::try_from(prefetch.status.nodes.wanted).unwrap_or(0);
+            let meant = state.meant.unwrap_or(told);
             if runtime.engaged.contains(key) {
                 open.insert(place);
             } else if state.engaged < prefetch.pull.parallelism.of(meant) {
@@ -56,11 +61,28 @@ impl Engine {
         images
     }
 
+    /// A place among the nodes that let go of pins where nothing is wanted any more; a node that gets none is called
+    /// when one is free.
+    pub(super) fn engage_for_release(&mut self, name: &str) -> bool {
+        if self.releasing.contains(name) {
+            return true;
+        }
+        if self.releasing.len() >= RELEASES_AT_ONCE {
+            self.waiting_to_release.insert(name.to_owned());
+            return false;
+        }
+        self.waiting_to_release.remove(name);
+        self.releasing.insert(name.to_owned())
+    }
+
     /// Gives back the places that a node has taken, and calls one that waits for each.
     pub(super) fn disengage(&mut self, name: &str) {
         let Some(runtime) = self.runtime.get_mut(name) else {
             return;
         };
+        if self.releasing.remove(name) {
+            self.dirty_nodes.extend(self.waiting_to_release.pop_first());
+        }
         for key in std::mem::take(&mut runtime.engaged) {
             if let Some(state) = self.status.get_mut(&key) {
                 state.engaged = state.engaged.saturating_sub(1);
