@@ -21,6 +21,8 @@ use super::input::{Change, Input};
 use crate::node::NodeFacts;
 use crate::prefetch::{Prefetch, PrefetchFacts};
 
+/// Whole objects that are in memory at once while a list is read: of thousands only the facts are kept.
+const PAGE: u32 = 100;
 /// Labels of the agents' pods.
 const AGENT_PODS: &str = "app.kubernetes.io/name=quartermaster,app.kubernetes.io/component=agent";
 
@@ -103,7 +105,7 @@ impl Engine {
         let client = &self.setup.client;
         let pods: Api<Pod> = Api::namespaced(client.clone(), &self.setup.namespace);
         self.tasks.spawn(pump(
-            watch(Api::<Node>::all(client.clone()), watcher::Config::default()),
+            watch(Api::<Node>::all(client.clone()), in_pages()),
             |node| (node.name_any(), NodeFacts::read(node)),
             Input::Node,
             self.inputs.clone(),
@@ -125,12 +127,16 @@ impl Engine {
             self.inputs.clone(),
         ));
         self.tasks.spawn(pump(
-            watch(pods, watcher::Config::default().labels(AGENT_PODS)),
+            watch(pods, in_pages().labels(AGENT_PODS)),
             |pod| (pod.name_any(), AgentPod::read(pod)),
             Input::Agent,
             self.inputs.clone(),
         ));
     }
+}
+
+fn in_pages() -> watcher::Config {
+    watcher::Config::default().page_size(PAGE)
 }
 
 /// Carries one watch into the engine until either ends. A watch that is lost is listed anew, after a

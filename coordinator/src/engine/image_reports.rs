@@ -69,7 +69,7 @@ impl Engine {
                 if !ready.was_present || !self.newest.contains_key(&image) {
                     self.registries.served(host(&image), at);
                     if !ready.digest.is_empty() {
-                        self.newest.insert(image.clone(), ready.digest.clone());
+                        self.newest.insert(image.clone(), self.words.of(&ready.digest));
                     }
                 }
                 for key in &keys {
@@ -79,7 +79,7 @@ impl Engine {
                     }
                 }
                 Pair::Ready {
-                    digest: ready.digest,
+                    digest: self.words.of(&ready.digest),
                     pins,
                     at,
                 }
@@ -103,7 +103,7 @@ impl Engine {
                 }
                 Pair::Failed(Box::new(PairFailure {
                     reason: failed.reason,
-                    message: self.words.shared(&failed.message),
+                    message: self.words.of(&failed.message),
                     at,
                 }))
             }

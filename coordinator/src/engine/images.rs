@@ -59,7 +59,7 @@ impl Engine {
         }
         let settled = matches!(&planned, PullPlan::Settled(Some(mark)) if node.marks.images_verified.as_ref() == Some(mark));
         if settled {
-            known.rest();
+            known.rest(|digests| self.digests.of(digests));
         }
         if runtime.settled != settled {
             runtime.settled = settled;

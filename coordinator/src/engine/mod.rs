@@ -54,7 +54,7 @@ use reports::Reports;
 pub(crate) use reports::{SHARDS, key_of, name as report_map, shard_of};
 use runtime::{NodeRuntime, PrefetchRuntime};
 use secrets::PullSecrets;
-use words::Words;
+use words::Shared;
 use workloads::Workloads;
 
 /// Inputs that wait; a feed that is ahead of the engine is held back.
@@ -147,12 +147,17 @@ pub(crate) struct Engine {
     /// What each tag stood for when it was last resolved.
     newest: HashMap<Arc<str>, Arc<str>>,
     registries: Registries,
+    /// Nodes that have an agent for the sake of the runtime, and those that wait for a place among them.
+    attended: BTreeSet<String>,
+    waiting_for_attendance: BTreeSet<String>,
     /// Nodes that let go of pins where nothing is wanted any more, and those that wait for it.
     releasing: BTreeSet<String>,
     waiting_to_release: BTreeSet<String>,
     /// Nodes that pull from each registry.
     pulling_from: HashMap<String, usize>,
-    words: Words,
+    words: Shared<str>,
+    /// Nodes that are at rest hold the same images.
+    digests: Shared<[(Arc<str>, Arc<str>)]>,
 
     dirty_nodes: BTreeSet<String>,
     dirty_prefetches: BTreeSet<Key>,
@@ -205,10 +210,13 @@ pub(crate) async fn lead(
         sizes: HashMap::new(),
         newest: HashMap::new(),
         registries: Registries::default(),
+        attended: BTreeSet::new(),
+        waiting_for_attendance: BTreeSet::new(),
         releasing: BTreeSet::new(),
         waiting_to_release: BTreeSet::new(),
         pulling_from: HashMap::new(),
-        words: Words::default(),
+        words: Shared::default(),
+        digests: Shared::default(),
         dirty_nodes: BTreeSet::new(),
         dirty_prefetches: BTreeSet::new(),
         wakes: BTreeSet::new(),
@@ -397,6 +405,7 @@ impl Engine {
 
     fn forget_node(&mut self, name: &str) {
         self.disengage(name);
+        self.disengage_from_runtime(name);
         self.leave_registries(name);
         self.runtime.remove(name);
         self.pairs.remove(name);

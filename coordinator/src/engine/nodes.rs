@@ -115,6 +115,9 @@ impl Engine {
             decide(&situation, &uuid::Uuid::new_v4().to_string())
         };
         debug!(node = name, ?step, turn, "decided");
+        if step.is_rest() && !working {
+            self.disengage_from_runtime(name);
+        }
         let busy = working || self.act(name, step, turn, now);
         let visited = self.has_guests(name);
         if visited {
@@ -135,8 +138,11 @@ impl Engine {
                 false
             }
             NodeStep::Summon => {
-                self.summon(name);
-                true
+                let has_a_place = self.engage_for_runtime(name);
+                if has_a_place {
+                    self.summon(name);
+                }
+                has_a_place
             }
             NodeStep::AwaitAgent(overdue) => {
                 if let Some(message) = overdue {

@@ -13,6 +13,8 @@ const REGISTRY_PAUSE: SignedDuration = SignedDuration::from_secs(2);
 
 /// Nodes that let go of the pins of deleted Prefetches at once: each needs an agent for it.
 const RELEASES_AT_ONCE: usize = 50;
+/// Nodes that are prepared for their restart beyond those that may restart at once.
+const PREPARED: usize = 50;
 
 impl Engine {
     /// The images for which one of their Prefetches has a place free for this node, which it takes. A node that gets
@@ -59,6 +61,31 @@ impl Engine {
                 .is_some_and(|want| want.by.iter().any(|place| open.contains(place)))
         });
         images
+    }
+
+    /// A place among the nodes that have an agent for the sake of the runtime: as many as may restart and some that are
+    /// prepared meanwhile, so that thousands of agents do not all come at once to wait. New nodes wait for nobody. A node
+    /// that gets none is called when one is free.
+    pub(super) fn engage_for_runtime(&mut self, name: &str) -> bool {
+        let is_new = self.nodes.get(name).is_some_and(|node| node.marks.gate);
+        if is_new || self.attended.contains(name) {
+            return true;
+        }
+        let most = self.setup.policy.max_unavailable.of(self.nodes.len()) + PREPARED;
+        if self.attended.len() >= most {
+            self.waiting_for_attendance.insert(name.to_owned());
+            return false;
+        }
+        self.waiting_for_attendance.remove(name);
+        self.attended.insert(name.to_owned())
+    }
+
+    /// The node has no need of that place now.
+    pub(super) fn disengage_from_runtime(&mut self, name: &str) {
+        self.waiting_for_attendance.remove(name);
+        if self.attended.remove(name) {
+            self.dirty_nodes.extend(self.waiting_for_attendance.pop_first());
+        }
     }
 
     /// A place among the nodes that let go of pins where nothing is wanted any more; a node that gets none is called

@@ -1,29 +1,42 @@
-//! Texts that many nodes report alike, kept once.
+//! What many nodes report alike, kept once: words of a registry, digests, and whole lists of digests.
 
 use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::Arc;
 
-/// So many texts are kept at most; a registry whose words differ every time is not worth more.
-const MOST: usize = 1000;
+/// So many are kept at most; what differs every time is not worth more.
+const MOST: usize = 4096;
 
-/// Keeps one copy of each text.
-#[derive(Debug, Default)]
-pub(super) struct Words {
-    kept: HashSet<Arc<str>>,
+/// Keeps one copy of each.
+#[derive(Debug)]
+pub(super) struct Shared<T: ?Sized> {
+    kept: HashSet<Arc<T>>,
 }
 
-impl Words {
-    /// The copy of a text that all share.
-    pub(super) fn shared(&mut self, text: &str) -> Arc<str> {
-        if let Some(kept) = self.kept.get(text) {
+impl<T: ?Sized + Eq + Hash> Default for Shared<T> {
+    fn default() -> Self {
+        Self { kept: HashSet::new() }
+    }
+}
+
+impl<T: ?Sized + Eq + Hash> Shared<T> {
+    /// The copy that all share.
+    pub(super) fn of<'a>(&mut self, one: &'a T) -> Arc<T>
+    where
+        Arc<T>: From<&'a T>,
+    {
+        if let Some(kept) = self.kept.get(one) {
             return kept.clone();
+        }
+        if self.kept.len() >= MOST {
+            self.kept.retain(|kept| Arc::strong_count(kept) > 1);
         }
         if self.kept.len() >= MOST {
             self.kept.clear();
         }
-        let text: Arc<str> = text.into();
-        self.kept.insert(text.clone());
-        text
+        let one = Arc::from(one);
+        self.kept.insert(Arc::clone(&one));
+        one
     }
 }
 
@@ -32,13 +45,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_text_is_kept_once_and_all_texts_have_a_bound() {
-        let mut words = Words::default();
-        let (one, two) = (words.shared("a"), words.shared("a"));
+    fn the_same_is_kept_once_and_all_have_a_bound() {
+        let mut words = Shared::<str>::default();
+        let (one, two) = (words.of("a"), words.of("a"));
         assert!(Arc::ptr_eq(&one, &two));
-        for i in 0..3 * MOST {
-            words.shared(&i.to_string());
-        }
+        let held: Vec<_> = (0..3 * MOST).map(|i| words.of(&i.to_string())).collect();
         assert!(words.kept.len() <= MOST);
+        assert_eq!(&*held[7], "7");
+    }
+
+    #[test]
+    fn what_nobody_holds_any_more_makes_room_first() {
+        let mut words = Shared::<str>::default();
+        let held = words.of("held");
+        (0..MOST).for_each(|i| drop(words.of(&i.to_string())));
+        assert!(Arc::ptr_eq(&held, &words.of("held")));
     }
 }

@@ -100,6 +100,21 @@ pub enum NodeStep {
     Refused,
 }
 
+impl NodeStep {
+    /// Nothing of the runtime is under way on the node, or waits for its turn; an agent that is overdue counts for nothing.
+    pub fn is_rest(&self) -> bool {
+        matches!(
+            self,
+            Self::Nothing
+                | Self::Trusted(_)
+                | Self::AwaitReady
+                | Self::AwaitAgent(Some(_))
+                | Self::WaitUntil(_)
+                | Self::Refused
+        )
+    }
+}
+
 /// What an agent is ordered to do about the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {

@@ -15,7 +15,7 @@ pub struct NodePairs {
     /// By normalised reference; one that is absent is not known.
     pub pairs: HashMap<Arc<str>, Pair>,
     /// Once all was there: what each image was, in the order of their names. A fleet that is at rest keeps no more than this.
-    pub digests: Box<[(Arc<str>, Arc<str>)]>,
+    pub digests: Arc<[(Arc<str>, Arc<str>)]>,
     /// The hash of what was wanted when pins that nobody wants any more were last released.
     pub released: Option<String>,
 }
@@ -66,8 +66,9 @@ impl NodePairs {
         self
     }
 
-    /// Keeps of what is there its digest alone: the node's own mark says the rest from now on.
-    pub fn rest(&mut self) {
+    /// Keeps of what is there its digest alone: the node's own mark says the rest from now on. `shared` gives the copy of
+    /// such a list that all nodes share.
+    pub fn rest(&mut self, shared: impl FnOnce(&[(Arc<str>, Arc<str>)]) -> Arc<[(Arc<str>, Arc<str>)]>) {
         if self.pairs.is_empty() {
             return;
         }
@@ -82,7 +83,7 @@ impl NodePairs {
             })
             .collect();
         digests.sort_unstable();
-        self.digests = digests.into();
+        self.digests = shared(&digests);
         self.pairs.shrink_to_fit();
     }
 }
@@ -115,10 +116,10 @@ mod tests {
         let mut known = NodePairs::default();
         known.pairs.insert("a".into(), ready("sha256:1"));
         known.pairs.insert("b".into(), ready(""));
-        known.rest();
+        known.rest(|digests| digests.into());
         assert!(known.pairs.is_empty());
         assert_eq!(known.digests.len(), 1);
-        known.rest();
+        known.rest(|digests| digests.into());
         assert_eq!(known.digests.len(), 1, "resting twice forgets nothing");
     }
 }

@@ -205,7 +205,7 @@ fn a_node_at_rest_counts_as_it_did_before() {
     fleet.set(&node, &image, Pair::NotForNode { at });
     let before = fleet.status();
     for known in fleet.pairs.values_mut() {
-        known.rest();
+        known.rest(|digests| digests.into());
     }
     fleet.standing = Standing::Settled;
     assert_eq!(fleet.status(), before);

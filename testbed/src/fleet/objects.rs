@@ -41,8 +41,12 @@ pub(super) fn name(number: usize, control_planes: usize) -> String {
 /// # Errors
 /// If the API server refuses something.
 pub(super) fn apply_base(cluster: &Cluster) -> Result<()> {
-    for file in ["namespace.yaml", "crd.yaml", "rbac.yaml"] {
-        let path = manifests().join("base").join(file);
+    for file in [
+        "base/namespace.yaml",
+        "chart/files/crd.yaml",
+        "chart/files/rbac.yaml",
+    ] {
+        let path = manifests().join(file);
         // A definition is too large for the annotation of a client-side apply.
         let path = path.display().to_string();
         cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "--filename", &path])?;
