@@ -11,7 +11,7 @@ KUBECTL ?= kubectl
 CARGO ?= cargo
 # Where `make plugin` installs it: a folder of your PATH.
 BIN ?= /usr/local/bin
-# What `make bench` measures: provision, prefetch, fleet, or nothing for all.
+# What `make bench` measures: provision, prefetch, fleet, size, or nothing for all.
 ONLY ?=
 # For how long `make soak` deals out faults, and what they are drawn from.
 SOAK ?= 1h
@@ -89,7 +89,7 @@ plugin: setup ## Build kubectl's plugin and install it into BIN=/usr/local/bin, 
 	$(CARGO) build -q --release --locked -p kubectl-quartermaster
 	install -D -t $(DESTDIR)$(BIN) $(or $(CARGO_TARGET_DIR),target)/release/kubectl-quartermaster
 
-bench: setup ## Measure; ONLY=provision, ONLY=prefetch or ONLY=fleet for a part
+bench: setup ## Measure; ONLY=provision, prefetch, fleet or size for a part
 	$(CARGO) run -q -p testbed --locked --bin bench -- $(ONLY)
 
 images: ## Build both images as $(IMG)-agent:$(TAG) and $(IMG)-coordinator:$(TAG)

@@ -18,6 +18,7 @@ mod settings;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use quartermaster_proto::MAX_MESSAGE;
@@ -28,7 +29,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tracing::info;
+use tracing::{info, warn};
 
 pub use prefetch::crd_yaml;
 pub use settings::{Cli, Command, LogFormat, OPERATOR_SOCKET, Settings};
@@ -39,11 +40,13 @@ use report::{Health, Metrics};
 
 /// Agents that have enrolled and of which the engine has not heard yet.
 const ARRIVALS: usize = 1024;
+/// Until the authority is asked for again at the start.
+const OPEN_AGAIN: Duration = Duration::from_secs(2);
 
 /// Runs a replica of the coordinator until `stop` is cancelled.
 ///
 /// # Errors
-/// When the cluster can't be reached at the start, the authority can't be used, or a port can't be bound.
+/// When there is no way to a cluster, or a port can't be bound.
 pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::default());
     let cluster = Cluster::infer(metrics.clone()).await?;
@@ -58,7 +61,17 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
         format!("quartermaster-coordinator.{namespace}.svc"),
         format!("quartermaster-coordinator.{namespace}.svc.cluster.local"),
     ];
-    let vault = Vault::open(&client, &namespace, lives, names, metrics.clone()).await?;
+    // A replica that starts while the API server is away waits for it; the kubelet's startup probe has the last word.
+    let vault = loop {
+        match Vault::open(&client, &namespace, lives, names.clone(), metrics.clone()).await {
+            Ok(vault) => break vault,
+            Err(error) => warn!("{error:#}; it is tried again"),
+        }
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(OPEN_AGAIN) => {}
+        }
+    };
     let current = vault.current();
     let (arrived, arrivals) = mpsc::channel(ARRIVALS);
     let enroller = Enroller {
@@ -70,7 +83,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     };
     let shown = current.clone();
     let enrollment = Server::builder()
-        .timeout(std::time::Duration::from_secs(10))
+        .timeout(Duration::from_secs(10))
         .concurrency_limit_per_connection(4)
         .add_service(EnrollmentServer::new(enroller).max_decoding_message_size(MAX_MESSAGE))
         .serve_with_incoming_shutdown(

@@ -2,34 +2,35 @@
 //! `target/bench.json` as an array of name, value and unit. What it is compared with runs beside it.
 
 mod prefetch;
+mod provision;
 mod table;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use anyhow::{Context, Result, ensure};
 use testbed::deployment::{self, Options, workspace};
 use testbed::fleet::{self, Scenario, Temper};
-use testbed::images::Product;
-use testbed::{Cluster, Progress, Spec, wait_for};
+use testbed::layout::Cache;
+use testbed::{Cluster, Progress, Spec, images};
 
 use prefetch::prefetch;
+use provision::{agent_memory, provision};
 use table::{Table, megabytes};
 
+const PARTS: [&str; 4] = ["provision", "prefetch", "fleet", "size"];
 const NAME: &str = "bench";
 const NODES: &str = "worker-1=1.7,worker-2=2.1,worker-3=2.4";
 const WORKERS: [&str; 3] = ["worker-1", "worker-2", "worker-3"];
-const ROUNDS: usize = 5;
 const DEADLINE: Duration = Duration::from_secs(180);
 
 fn main() -> Result<()> {
     let parts: Vec<String> = std::env::args().skip(1).collect();
     for part in &parts {
         ensure!(
-            ["provision", "prefetch", "fleet"].contains(&part.as_str()),
-            "there is no part {part}; the parts are provision, prefetch and fleet"
+            PARTS.contains(&part.as_str()),
+            "there is no part {part}; the parts are {}",
+            PARTS.join(", ")
         );
     }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
@@ -38,13 +39,20 @@ fn main() -> Result<()> {
     if wanted("provision") || wanted("prefetch") {
         on_three_nodes(&wanted, &mut table)?;
     }
+    if wanted("size") {
+        sizes(&mut table)?;
+    }
     if wanted("fleet") {
         fleets(&mut table)?;
     }
-    table.print();
-    let file = workspace().join("target/bench.json");
-    fs::write(&file, serde_json::to_string_pretty(&table.rows)?).context("target/bench.json")?;
-    println!("\nAlso in target/bench.json.");
+    let machine = machine();
+    println!("\n{machine}\n\n{}", table.text());
+    let target = workspace().join("target");
+    let json = serde_json::to_string_pretty(&table.rows)?;
+    fs::write(target.join("bench.json"), json).context("target/bench.json")?;
+    let page = format!("{machine}\n\n{}", table.markdown());
+    fs::write(target.join("bench.md"), page).context("target/bench.md")?;
+    println!("\nAlso in target/bench.json, and as a table in target/bench.md.");
     Ok(())
 }
 
@@ -67,11 +75,6 @@ fn on_three_nodes(wanted: &impl Fn(&str) -> bool, table: &mut Table) -> Result<(
             ..Options::default()
         },
     )?;
-    for image in [&product.agent, &product.coordinator] {
-        let size = fs::metadata(&image.archive)?.len();
-        let name = image.name.split(':').next().unwrap_or_default();
-        table.add(&format!("image {name}, compressed"), &[megabytes(size)], "MB");
-    }
     if wanted("provision") {
         provision(&cluster, &product, table)?;
     }
@@ -79,6 +82,48 @@ fn on_three_nodes(wanted: &impl Fn(&str) -> bool, table: &mut Table) -> Result<(
         prefetch(&cluster, table)?;
     }
     Cluster::down(NAME)
+}
+
+/// How large the images are, and what makes them so.
+fn sizes(table: &mut Table) -> Result<()> {
+    let product = images::product(Cache::locate().root(), &workspace(), &Progress::terminal())?;
+    for image in [&product.agent, &product.coordinator] {
+        let name = image.name.split(':').next().unwrap_or_default();
+        let compressed = fs::metadata(&image.archive)?.len();
+        table.add(
+            &format!("image {name}, compressed"),
+            &[megabytes(compressed)],
+            "MB",
+        );
+    }
+    Ok(())
+}
+
+/// What everything was measured on.
+fn machine() -> String {
+    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (cpus, memory, kernel) = (
+        read("/proc/cpuinfo"),
+        read("/proc/meminfo"),
+        read("/proc/sys/kernel/osrelease"),
+    );
+    let model = cpus
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("an unnamed processor", |(_, name)| name);
+    let kib: u64 = memory
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"))
+        .and_then(|kib| kib.parse().ok())
+        .unwrap_or(0);
+    let load = read("/proc/loadavg");
+    format!(
+        "{cores} cores ({model}), {} GiB of memory, Linux {}, load {} at the end",
+        kib.div_ceil(1 << 20),
+        kernel.trim(),
+        load.split(' ').next().unwrap_or_default()
+    )
 }
 
 /// Simulated fleets of growing size, or of the sizes in `FLEET_NODES`: also a table of their own and a picture.
@@ -99,7 +144,11 @@ fn fleets(table: &mut Table) -> Result<()> {
         };
         let these = fleet::run(options, &Progress::terminal())?;
         for m in &these {
-            table.add(&format!("{} nodes, {}", m.nodes, m.what), &[m.value], m.unit);
+            let name = format!("{} nodes, {}", m.nodes, m.what);
+            match m.goal {
+                Some(goal) => table.goal(&name, &[m.value], m.unit, goal),
+                None => table.add(&name, &[m.value], m.unit),
+            }
         }
         measured.extend(these);
     }
@@ -109,155 +158,4 @@ fn fleets(table: &mut Table) -> Result<()> {
     fs::write(workspace().join("target/fleet.svg"), fleet::growth(&measured)?).context("target/fleet.svg")?;
     println!("Also in target/fleet.md, and as a picture in target/fleet.svg.");
     Ok(())
-}
-
-/// What each stage of an installation takes, by hand on the node, from the agent's own lines.
-fn stages(cluster: &Cluster, product: &Product, table: &mut Table) -> Result<()> {
-    let image = format!("{}/{}", cluster.registry(), product.agent.name);
-    let bring = format!(
-        "set -e; mkdir -p /root/bench/mnt; cd /root/bench; crictl pull {image} >/dev/null
-         ctr -n k8s.io images mount {image} /root/bench/mnt >/dev/null; cp -a mnt/payload mnt/quartermaster-agent .
-         ctr -n k8s.io images unmount --rm /root/bench/mnt >/dev/null"
-    );
-    for node in WORKERS {
-        cluster.exec(node, &["sh", "-c", &bring])?;
-        let (mut took, mut gaps) = (BTreeMap::<String, Vec<f64>>::new(), Vec::new());
-        for _ in 0..ROUNDS {
-            let said = cluster.exec(
-                node,
-                &[
-                    "/root/bench/quartermaster-agent",
-                    "install",
-                    "--json",
-                    "--payload=/root/bench/payload",
-                ],
-            )?;
-            for line in said.lines() {
-                let line: Value = serde_json::from_str(line)?;
-                if let (Some(stage), Some(took_ms)) = (line["stage"].as_str(), line["milliseconds"].as_f64())
-                {
-                    took.entry(stage.to_owned()).or_default().push(took_ms);
-                }
-                gaps.extend(line["socketGapMilliseconds"].as_f64());
-            }
-            cluster.exec(node, &["/root/bench/quartermaster-agent", "uninstall"])?;
-        }
-        cluster.exec(node, &["rm", "-r", "/root/bench"])?;
-        for (stage, took) in took {
-            table.add(&format!("by hand: {stage}, {node}"), &took, "ms");
-        }
-        table.add(
-            &format!("by hand: containerd without a socket, {node}"),
-            &gaps,
-            "ms",
-        );
-    }
-    Ok(())
-}
-
-fn provision(cluster: &Cluster, product: &Product, table: &mut Table) -> Result<()> {
-    stages(cluster, product, table)?;
-    for node in WORKERS {
-        let (mut cold, mut warm, mut ends) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut gaps, mut memory) = (Vec::new(), Vec::new());
-        for round in 0..=ROUNDS {
-            // The first round makes the images of the Wasm pod and of the sandbox be there.
-            let absent = round % 2 == 1;
-            if absent {
-                let image = format!("{}/{}", cluster.registry(), product.agent.name);
-                cluster.exec(node, &["crictl", "rmi", &image])?;
-            }
-            let (line, ended) = annotate_to_running(cluster, node)?;
-            if round > 0 {
-                if absent { &mut cold } else { &mut warm }.push(line);
-                ends.push(ended - line);
-            }
-            gaps.extend(socket_gap(cluster, node)?);
-            memory.extend(agent_memory(cluster, node, "VmRSS")?);
-            undo(cluster, node)?;
-        }
-        table.add(
-            &format!("annotate to a Wasm pod's first line, agent image absent, {node}"),
-            &cold,
-            "s",
-        );
-        table.add(
-            &format!("annotate to a Wasm pod's first line, agent image present, {node}"),
-            &warm,
-            "s",
-        );
-        table.add(&format!("from there to the phase Succeeded, {node}"), &ends, "s");
-        table.add(&format!("containerd without a socket, {node}"), &gaps, "ms");
-        table.add(
-            &format!("agent's resident memory after an installation, {node}"),
-            &memory,
-            "MB",
-        );
-    }
-    Ok(())
-}
-
-/// From the annotation to the first line that a Wasm module prints whose pod was there before it and waited for the node,
-/// and to the pod's phase Succeeded, which the kubelet notices up to a second after the module's end.
-fn annotate_to_running(cluster: &Cluster, node: &str) -> Result<(f64, f64)> {
-    cluster.apply(&format!(
-        "{{apiVersion: v1, kind: Pod, metadata: {{name: bench, annotations: {{module.wasm.image/variant: compat-smart}}}}, spec: {{runtimeClassName: wasmedge, restartPolicy: Never, nodeSelector: {{kubernetes.io/hostname: {node}}}, containers: [{{name: hello, image: \"registry.testbed:5000/hello-wasm:1.0\", command: [/hello.wasm]}}]}}}}"
-    ))?;
-    let pod = deployment::get(cluster, &["pod", "bench"])?;
-    let uid = pod["metadata"]["uid"].as_str().context("the pod has no uid")?;
-    let start = Instant::now();
-    deployment::annotate(cluster, &[node], "kwasm.sh/kwasm-node=true")?;
-    let printed = format!(
-        "until grep -qs WebAssembly /var/log/pods/default_bench_{uid}/hello/0.log; do sleep 0.02; done"
-    );
-    cluster
-        .exec(node, &["timeout", "120", "sh", "-c", &printed])
-        .with_context(|| deployment::coordinator_log(cluster))?;
-    let line = start.elapsed().as_secs_f64();
-    cluster.kubectl(&[
-        "wait",
-        "pod/bench",
-        "--for=jsonpath={.status.phase}=Succeeded",
-        "--timeout=120s",
-    ])?;
-    Ok((line, start.elapsed().as_secs_f64()))
-}
-
-fn undo(cluster: &Cluster, node: &str) -> Result<()> {
-    cluster.kubectl(&["delete", "pod", "bench", "--wait"])?;
-    deployment::annotate(cluster, &[node], "kwasm.sh/kwasm-node-")?;
-    wait_for("the node to be put back", DEADLINE, || {
-        let marks = deployment::marks(cluster, node)?;
-        ensure!(marks.is_empty(), "it carries {marks:?}");
-        Ok(Some(()))
-    })?;
-    deployment::wait_until_agents_are_gone(cluster, DEADLINE)
-}
-
-/// What the agent reported of the last installation, from the coordinator's log.
-fn socket_gap(cluster: &Cluster, node: &str) -> Result<Option<f64>> {
-    let log = deployment::coordinator_log(cluster);
-    let last = log
-        .lines()
-        .rev()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .find(|line| line["message"] == "reported done" && line["node"] == node && line["work"] == "Install");
-    let Some(line) = last else {
-        bail!("the log tells of no installation on {node}");
-    };
-    Ok(line["socket_gap_ms"]
-        .as_f64()
-        .or_else(|| line["socket_gap_ms"].as_str()?.parse().ok()))
-}
-
-/// Memory of the agent's process in its pod, in megabytes, by this line of its `/proc/PID/status` (`VmRSS`, `VmHWM`); none
-/// if it has gone already.
-fn agent_memory(cluster: &Cluster, node: &str, line: &str) -> Result<Option<f64>> {
-    let script = "for p in /proc/[0-9]*; do case \"$(tr '\\0' ' ' < $p/cmdline 2>/dev/null)\" in /quartermaster-agent*) awk \"/$1/ {print \\$2}\" $p/status;; esac; done";
-    let printed = cluster.exec(node, &["sh", "-c", script, "sh", line])?;
-    Ok(printed
-        .lines()
-        .next()
-        .and_then(|kib| kib.parse::<f64>().ok())
-        .map(|kib| kib / 1024.0))
 }

@@ -67,22 +67,22 @@ fn beside_crictl(
     for (n, node) in nodes.iter().enumerate() {
         let of = |runs: &[Vec<f64>]| -> Vec<f64> { runs.iter().map(|run| run[n]).collect() };
         let (ours, theirs) = (of(&ours), of(&theirs));
-        table.add(
+        table.compare(
             &format!("20 images of 667 MB, from apply to the last, {node}, {how}"),
             &ours,
             "s",
-        );
-        table.add(
-            &format!("the same by crictl pull, four at once, {node}, {how}"),
+            "crictl pull, four at once",
             &theirs,
-            "s",
         );
-        table.add(&format!("ratio, {node}, {how}"), &ratios(&ours, &theirs), "");
     }
     if whole {
-        table.add(&format!("from apply to READY, {how}"), &ready, "s");
-        table.add(&format!("crictl pull, {how}"), &slowest, "s");
-        table.add(&format!("ratio, {how}"), &ratios(&ready, &slowest), "");
+        table.compare(
+            &format!("20 images of 667 MB, from apply to READY, {how}"),
+            &ready,
+            "s",
+            "crictl pull, four at once, the slowest node",
+            &slowest,
+        );
     }
     table.add(
         &format!("agent's memory while it pulled, the most, {how}"),
@@ -90,14 +90,6 @@ fn beside_crictl(
         "MB",
     );
     Ok(())
-}
-
-/// Of the two in each round: what else the machine does meets both alike.
-fn ratios(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
-    ours.iter()
-        .zip(theirs)
-        .map(|(ours, theirs)| ours / theirs)
-        .collect()
 }
 
 /// Seconds from `begun` to the moment at which each node's last image was there, by the coordinator's log.
