@@ -81,7 +81,7 @@ impl DeploymentFacts {
         let image = |name: &str| self.images.iter().any(|image| repository_ends_with(image, name));
         if self.app == KWASM_OPERATOR || image(KWASM_OPERATOR) {
             Some(Operator::KWasm)
-        } else if image("prefetch-operator") {
+        } else if image("prefetch-operator") || self.name.contains("prefetch-operator") {
             Some(Operator::Prefetch)
         } else {
             None
@@ -190,7 +190,13 @@ status: {{replicas: {running}}}"
     }
 
     #[test]
-    fn the_prefetch_operator_is_known_by_its_image() {
+    fn the_prefetch_operator_is_known_by_its_image_or_its_name() {
+        let renamed = DeploymentFacts {
+            name: "kubernetes-prefetch-operator-controller-manager".into(),
+            replicas: 1,
+            ..DeploymentFacts::default()
+        };
+        assert_eq!(renamed.runs(), Some(Operator::Prefetch));
         assert_eq!(
             running("kainlite/kubernetes-prefetch-operator:latest"),
             Some(Operator::Prefetch)

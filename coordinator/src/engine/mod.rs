@@ -251,7 +251,7 @@ impl Engine {
             Input::Prefetch(change) => self.prefetch_changed(change),
             Input::Control(change) => self.control_changed(change),
             Input::Operator(place, change) => self.operator_changed(place, change),
-            Input::Seen { reason, words } => self.say_of_others(reason, &words),
+            Input::Seen { reason, words } => self.say_of_others(reason, "LookAround", &words),
             Input::Workload(kind, change) => self.workload_changed(kind, change),
             Input::Agent(change) => self.agent_changed(change),
             Input::Linked {

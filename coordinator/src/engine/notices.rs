@@ -61,7 +61,7 @@ impl Notices {
         self.publish(object, warning, reason, "Prefetch", note);
     }
 
-    pub(super) fn of_deployment(&self, deployment: &DeploymentFacts, reason: &str, note: &str) {
+    pub(super) fn of_deployment(&self, deployment: &DeploymentFacts, reason: &str, action: &str, note: &str) {
         let object = ObjectReference {
             api_version: Some("apps/v1".into()),
             kind: Some("Deployment".into()),
@@ -70,7 +70,7 @@ impl Notices {
             uid: Some(deployment.uid.clone()),
             ..ObjectReference::default()
         };
-        self.publish(object, true, reason, "LookAround", note);
+        self.publish(object, true, reason, action, note);
     }
 
     fn publish(&self, object: ObjectReference, warning: bool, reason: &str, action: &str, note: &str) {

@@ -95,7 +95,7 @@ impl Engine {
         let provisioner = another_provisioner(self.others.all());
         if provisioner != self.others.provisioner {
             match &provisioner {
-                Some(words) => self.say_of_others(reason::ANOTHER_OPERATOR, words),
+                Some(words) => self.say_of_others(reason::ANOTHER_OPERATOR, "Provision", words),
                 None => {
                     info!("no other operator provisions nodes any more");
                     self.look_around();
@@ -107,7 +107,7 @@ impl Engine {
         let prefetcher = another_prefetcher(self.others.all());
         if prefetcher != self.others.prefetcher {
             if let Some(words) = &prefetcher {
-                self.say_of_others(reason::ANOTHER_OPERATOR, words);
+                self.say_of_others(reason::ANOTHER_OPERATOR, "Prefetch", words);
             }
             self.others.prefetcher = prefetcher;
         }
@@ -126,8 +126,9 @@ impl Engine {
         });
     }
 
-    /// Says something of the cluster: in the log, and as an Event of the coordinator's own Deployment.
-    pub(super) fn say_of_others(&self, reason: &str, words: &str) {
+    /// Says something of the cluster: in the log, and as an Event of the coordinator's own Deployment. Events that differ in
+    /// nothing but their words are taken for one: `action` tells apart what may be said at once.
+    pub(super) fn say_of_others(&self, reason: &str, action: &str, words: &str) {
         warn!("{words}");
         let namespace = &self.setup.namespace;
         let ours = self
@@ -135,22 +136,23 @@ impl Engine {
             .all()
             .find(|deployment| deployment.app == "quartermaster" && deployment.namespace == *namespace);
         if let Some(ours) = ours {
-            self.notices.of_deployment(ours, reason, words);
+            self.notices.of_deployment(ours, reason, action, words);
         }
     }
 }
 
 async fn look(client: kube::Client) -> Vec<(&'static str, String)> {
     let mut seen = Vec::new();
+    let mut foreign = Vec::new();
     let classes: Api<RuntimeClass> = Api::all(client.clone());
     for name in RUNTIME_CLASSES {
         match classes.get_opt(name).await {
-            Ok(class) => {
-                let words = class.as_ref().and_then(foreign_runtime_class);
-                seen.extend(words.map(|words| (reason::FOREIGN_RUNTIME_CLASS, words)));
-            }
+            Ok(class) => foreign.extend(class.as_ref().and_then(foreign_runtime_class)),
             Err(error) => warn!(%error, "RuntimeClass {name} can't be read"),
         }
+    }
+    if !foreign.is_empty() {
+        seen.push((reason::FOREIGN_RUNTIME_CLASS, foreign.join("; ")));
     }
     match jobs(client).await {
         Ok(jobs) => seen.extend(leftover_jobs(&jobs).map(|words| (reason::LEFTOVERS, words))),

@@ -100,7 +100,7 @@ pub async fn remove_all(namespace: &str, wait: Duration) -> anyhow::Result<()> {
             return Ok(());
         }
         if told != Some(event.left_count) {
-            println!("left: {} nodes", event.left_count);
+            println!("left: {}", counted(event.left_count));
             told = Some(event.left_count);
         }
         if begun.elapsed() >= wait {
@@ -108,14 +108,21 @@ pub async fn remove_all(namespace: &str, wait: Duration) -> anyhow::Result<()> {
                 println!("  {}: {} {}", left.node, left.reason, left.message);
             }
             anyhow::bail!(
-                "not put back within {1} s: {0} nodes; the coordinator goes on with them while it runs. Run this \
-                 again to wait for it, or put a node back by hand with `<install folder>/current/bin/quartermaster-agent \
-                 uninstall` on it",
-                event.left_count,
+                "{0} not put back within {1} s; the coordinator goes on while it runs. Run this again to wait for it, or \
+                 put a node back by hand with `<install folder>/current/bin/quartermaster-agent uninstall` on it",
+                counted(event.left_count),
                 wait.as_secs()
             );
         }
         tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn counted(nodes: u32) -> String {
+    if nodes == 1 {
+        "1 node".to_owned()
+    } else {
+        format!("{nodes} nodes")
     }
 }
 

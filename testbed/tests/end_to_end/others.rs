@@ -2,38 +2,13 @@
 
 use anyhow::{Context, Result, ensure};
 
+use crate::plugin::PREDECESSORS;
 use crate::stage::Stage;
 
 const NODE: &str = "worker-21";
 
-/// The KWasm operator as its chart makes it, as far as anybody looks at it, a Job that it left, and a RuntimeClass.
-const OTHERS: &str = r#"
-apiVersion: v1
-kind: Namespace
-metadata: {name: kwasm}
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: kwasm-operator, namespace: kwasm, labels: {app.kubernetes.io/name: kwasm-operator}}
-spec:
-  replicas: 1
-  selector: {matchLabels: {app.kubernetes.io/name: kwasm-operator}}
-  template:
-    metadata: {labels: {app.kubernetes.io/name: kwasm-operator}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers: [{name: kwasm-operator, image: "registry.testbed:5000/server:1.0"}]
----
-apiVersion: batch/v1
-kind: Job
-metadata: {name: worker-17-provision-kwasm, namespace: kwasm, labels: {kwasm.sh/job: "true"}}
-spec:
-  suspend: true
-  template:
-    spec:
-      restartPolicy: Never
-      containers: [{name: kwasm-provision, image: "registry.testbed:5000/server:1.0"}]
----
+/// A RuntimeClass of one of our names that leads elsewhere.
+const THEIRS: &str = r#"
 apiVersion: node.k8s.io/v1
 kind: RuntimeClass
 metadata: {name: wasmedge}
@@ -52,23 +27,32 @@ pub(crate) fn nothing_is_provisioned_beside_another_operator_and_what_it_left_is
     stage: &Stage,
 ) -> Result<()> {
     stage.kubectl(&["delete", "runtimeclass", "wasmedge", "--ignore-not-found"])?;
-    let outcome = stage.cluster.apply(OTHERS).and_then(|_| beside(stage));
+    let outcome = stage
+        .cluster
+        .apply(THEIRS)
+        .and_then(|_| stage.cluster.apply(PREDECESSORS))
+        .and_then(|_| beside(stage));
     stage.kubectl(&["delete", "runtimeclass", "wasmedge", "--ignore-not-found"])?;
     stage.cluster.apply(OURS)?;
-    stage.kubectl(&["delete", "namespace", "kwasm", "--timeout=120s"])?;
+    stage.kubectl(&["delete", "namespace", "before", "--timeout=120s"])?;
     outcome
 }
 
 fn beside(stage: &Stage) -> Result<()> {
-    let words = until_said(stage, "AnotherOperator")?;
-    ensure!(
-        words.contains("Deployment kwasm-operator in namespace kwasm"),
-        "it is not named: {words}"
-    );
+    until_said(
+        stage,
+        "AnotherOperator",
+        "Deployment kwasm-operator in namespace before",
+    )?;
+    until_said(
+        stage,
+        "AnotherOperator",
+        "Deployment kubernetes-prefetch-operator-controller-manager in namespace before",
+    )?;
     let before = stage.config(NODE)?;
     stage.annotate(&[NODE], "kwasm.sh/kwasm-node=true")?;
     let words = stage.until_condition(NODE, "False", "AnotherOperator")?;
-    let command = "kubectl -n kwasm scale deployment kwasm-operator --replicas=0";
+    let command = "kubectl -n before scale deployment kwasm-operator --replicas=0";
     ensure!(words.contains(command), "nobody is told what to do: {words}");
     ensure!(stage.agent_pods()?.is_empty(), "an agent was summoned");
     ensure!(stage.config(NODE)? == before, "the configuration was touched");
@@ -83,31 +67,29 @@ fn beside(stage: &Stage) -> Result<()> {
         "--replicas=0",
     ])?;
     stage.until_provisioned(NODE)?;
-    let words = until_said(stage, "Leftovers")?;
-    ensure!(words.contains("kwasm/worker-17-provision-kwasm"), "{words}");
-    let words = until_said(stage, "ForeignRuntimeClass")?;
-    ensure!(
-        words.contains("RuntimeClass wasmedge leads to the handler wasmedge"),
-        "{words}"
-    );
+    until_said(stage, "Leftovers", "before/worker-17-provision-kwasm")?;
+    until_said(
+        stage,
+        "ForeignRuntimeClass",
+        "RuntimeClass wasmedge leads to the handler wasmedge",
+    )?;
     let class = stage.get(&["runtimeclass", "wasmedge"])?;
     ensure!(class["handler"] == "wasmedge", "it was not left alone: {class}");
     stage.annotate(&[NODE], "kwasm.sh/kwasm-node-")?;
     stage.until_unmarked(NODE)
 }
 
-/// What an Event of the coordinator's own Deployment says.
-fn until_said(stage: &Stage, reason: &str) -> Result<String> {
-    let mut words = String::new();
-    stage.until(&format!("the Deployment to have the Event {reason}"), || {
+/// Waits until an Event of the coordinator's own Deployment has this reason and these words.
+fn until_said(stage: &Stage, reason: &str, words: &str) -> Result<()> {
+    stage.until(&format!("the Deployment to have the Event {reason}, {words}"), || {
         let events = stage.get(&[
             "events",
             "--namespace=quartermaster",
             &format!("--field-selector=involvedObject.kind=Deployment,involvedObject.name=quartermaster-coordinator,reason={reason}"),
         ])?;
-        let first = events["items"].get(0).context("there is none")?;
-        words = first["message"].as_str().unwrap_or_default().to_owned();
+        let items = events["items"].as_array().context("no list")?;
+        let said: Vec<&str> = items.iter().filter_map(|event| event["message"].as_str()).collect();
+        ensure!(said.iter().any(|message| message.contains(words)), "they say {said:?}");
         Ok(())
-    })?;
-    Ok(words)
+    })
 }

@@ -261,7 +261,7 @@ pub(crate) fn the_plugin_brings_images_and_says_which_are_missing(stage: &Stage)
 }
 
 /// The KWasm operator and the Prefetch operator as they are on a cluster that has used them, as far as anybody looks.
-const PREDECESSORS: &str = r#"
+pub(crate) const PREDECESSORS: &str = r#"
 apiVersion: v1
 kind: Namespace
 metadata: {name: before}
