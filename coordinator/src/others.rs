@@ -133,10 +133,12 @@ pub fn leftover_jobs(jobs: &[(String, String)]) -> Option<String> {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
+    let there = match jobs.len() {
+        1 => "a Job that the KWasm operator made is still there".to_owned(),
+        count => format!("{count} Jobs that the KWasm operator made are still there"),
+    };
     Some(format!(
-        "{} Jobs that the KWasm operator made are still there ({}{more}); nothing needs them: kubectl -n {namespace} \
-         delete jobs -l {KWASM_JOBS}",
-        jobs.len(),
+        "{there} ({}{more}); nothing needs that any more: kubectl -n {namespace} delete jobs -l {KWASM_JOBS}",
         named.join(", "),
     ))
 }

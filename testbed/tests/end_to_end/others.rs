@@ -49,6 +49,7 @@ fn beside(stage: &Stage) -> Result<()> {
         "AnotherOperator",
         "Deployment kubernetes-prefetch-operator-controller-manager in namespace before",
     )?;
+    stage.until_agents_are_gone()?;
     let before = stage.config(NODE)?;
     stage.annotate(&[NODE], "kwasm.sh/kwasm-node=true")?;
     let words = stage.until_condition(NODE, "False", "AnotherOperator")?;
@@ -60,7 +61,7 @@ fn beside(stage: &Stage) -> Result<()> {
     // What the words say to do.
     stage.kubectl(&[
         "-n",
-        "kwasm",
+        "before",
         "scale",
         "deployment",
         "kwasm-operator",
