@@ -93,12 +93,17 @@ pub(crate) fn what_the_clusters_operator_does_not_allow_is_told_with_its_reason(
             ("labels", "NamespaceForbidden", "workloads of other namespaces"),
             ("foreign", "NamespaceForbidden", "workloads of other namespaces"),
         ] {
-            let status = stage.until_reason(name, word)?;
-            let said = status["conditions"][0]["message"].as_str().unwrap_or_default();
-            ensure!(
-                status["phase"] == "FAILED" && said.contains(words),
-                "{name}: {status}"
-            );
+            // PENDING while the node itself can't be reached.
+            stage.until(&format!("{name} to be FAILED for {word}"), || {
+                let status = stage.status(name)?;
+                let first = &status["conditions"][0];
+                let said = first["message"].as_str().unwrap_or_default();
+                ensure!(
+                    status["phase"] == "FAILED" && first["reason"] == word && said.contains(words),
+                    "{status}"
+                );
+                Ok(())
+            })?;
         }
         stage.until_image_says("elsewhere", elsewhere, "RegistryNotAllowed")?;
         stage.until("the image that is allowed to be there", || {

@@ -211,8 +211,19 @@ pub(crate) fn pins_are_held_for_each_owner_and_let_go_with_the_last(stage: &Stag
         stage.until(
             &format!("containers of earlier pods to be gone from {node}"),
             || {
-                let left = hand.sh("crictl ps -aq --label io.kubernetes.pod.namespace=default")?;
-                ensure!(left.trim().is_empty(), "there is {left}");
+                let all: Value = serde_json::from_str(&hand.sh("crictl ps -a -o json")?)?;
+                let left: Vec<&Value> = all["containers"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .map(|container| &container["labels"]["io.kubernetes.pod.namespace"])
+                    .filter(|namespace| {
+                        !["kube-system", "quartermaster"]
+                            .iter()
+                            .any(|ours| **namespace == *ours)
+                    })
+                    .collect();
+                ensure!(left.is_empty(), "there are some of {left:?}");
                 Ok(())
             },
         )?;
